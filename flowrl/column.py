@@ -1,0 +1,156 @@
+"""What all columns share: values of one field with the identity of their rows, and element-wise arithmetic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+
+import numpy as np
+
+from flowrl.fields import Axis, Dtype
+from flowrl.rows import Array, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+NUMPY_DTYPES: dict[Dtype, Any] = {"int": np.int64, "float": np.float32, "bool": np.bool_, "str": object, "json": object}
+
+
+def as_array(values: Iterable[Any] | Array, dtype: Dtype | None = None) -> Array:
+    """The values as a numpy array of the field's dtype; None becomes NaN in a float column."""
+    if dtype in ("str", "json"):
+        items = list(values)
+        out = np.empty(len(items), dtype=object)
+        out[:] = items
+        return out
+    if isinstance(values, np.ndarray):
+        return values if dtype is None else values.astype(NUMPY_DTYPES[dtype], copy=False)
+    items = list(values)
+    if dtype is None and items and not isinstance(items[0], bool | int | float | np.generic | type(None)):
+        return as_array(items, "json")
+    if any(item is None for item in items):
+        items = [np.nan if item is None else item for item in items]
+    return np.asarray(items, dtype=None if dtype is None else NUMPY_DTYPES[dtype])
+
+
+class Column(Generic[T]):
+    """Values of one field together with the identity of their rows; immutable."""
+
+    axis: ClassVar[Axis]
+    __slots__ = ("rows", "values")
+
+    def __init__(self, rows: Rows, values: Iterable[T] | Array) -> None:
+        self.rows = rows
+        self.values: Array = as_array(values)
+        self._check()
+
+    def _check(self) -> None:
+        expected = self._expected()
+        if expected is not None and len(self.values) != expected:
+            raise ValueError(f"{type(self).__name__} needs {expected} values, got {len(self.values)}")
+
+    def _expected(self) -> int | None:
+        return len(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.values.tolist())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rows!r}, {self.values!r})"
+
+    def cast(self, dtype: Dtype) -> Self:
+        """The same column in the array type that the field stores."""
+        return self._with(as_array(self.values, dtype))
+
+    def _with(self, values: Array) -> Self:
+        raise AssertionError("every column class says how to rebuild itself")
+
+    def torch(self) -> torch.Tensor:
+        """The flat values as a tensor that shares their memory; do not write to it."""
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # read-only memory of the object store is what we want
+            return torch.from_numpy(self.values)
+
+
+class Numeric(Column[T]):
+    """Element-wise arithmetic and comparison between columns of the same rows, or with a number."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def _operand(self, other: Any) -> Any:
+        if not isinstance(other, Column):
+            return other
+        if type(other) is not type(self):
+            raise TypeError(
+                f"{type(self).__name__} and {type(other).__name__} lie on different axes: "
+                "use .per_token(...) or .per_sample(...) first"
+            )
+        if other.rows != self.rows or len(other.values) != len(self.values):
+            raise ValueError("the two columns have different rows: join them by identity first")
+        return other.values
+
+    def _apply(self, function: Any, other: Any, swap: bool = False) -> Any:
+        right = self._operand(other)
+        return self._with(function(right, self.values) if swap else function(self.values, right))
+
+    def __add__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.add, other))
+
+    def __radd__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.add, other, swap=True))
+
+    def __sub__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.subtract, other))
+
+    def __rsub__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.subtract, other, swap=True))
+
+    def __mul__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.multiply, other))
+
+    def __rmul__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.multiply, other, swap=True))
+
+    def __truediv__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.true_divide, other))
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.true_divide, other, swap=True))
+
+    def __neg__(self) -> Self:
+        return self._with(-self.values)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._apply(np.less, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._apply(np.less_equal, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._apply(np.greater, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._apply(np.greater_equal, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._apply(np.equal, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._apply(np.not_equal, other)
+
+    def __and__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.logical_and, other))
+
+    def __or__(self, other: Any) -> Self:
+        return cast(Self, self._apply(np.logical_or, other))
+
+    def __invert__(self) -> Self:
+        return self._with(np.logical_not(self.values))

@@ -1,0 +1,59 @@
+"""Sums of two numbers below a limit: the task of the default pipeline, endless and exactly scorable."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from flowrl.data.base import BAD_DATA, DataSet, Row
+from flowrl.errors import Place, Problem
+from flowrl.fields import FieldType
+
+
+class Arithmetic(DataSet):
+    """Prompts `a+b=` with the answer in digits."""
+
+    type: Literal["arithmetic"] = "arithmetic"
+    """Kind of data set."""
+    size: int = Field(default=4096, ge=1)
+    """Number of rows."""
+    seed: int = 0
+    """Which sums; another seed gives another sample."""
+    low: int = Field(default=0, ge=0)
+    """Smallest summand."""
+    high: int = Field(default=50, ge=1)
+    """Summands stay below this."""
+
+    @model_validator(mode="after")
+    def _range_is_not_empty(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        return self
+
+    def columns(self) -> dict[str, FieldType]:
+        """Prompt, answer and the name of the source."""
+        return {name: FieldType("Prompt", "str") for name in ("prompt", "answer", "data_source")}
+
+    def problems(self, place: Callable[[str], Place], num_needed: int = 1) -> list[Problem]:
+        """Too few rows for a batch."""
+        if self.size >= num_needed:
+            return []
+        fact = f"a batch takes {num_needed} prompts, but the data set has {self.size} rows"
+        return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower batch.prompts")]
+
+    def load(self) -> list[Row]:
+        """All sums, the same for the same settings on every machine."""
+        draw = random.Random(self.seed)
+        span = self.high - self.low
+        # Tuples are evaluated left to right: a is drawn before b.
+        pairs = [(self.low + draw.randrange(span), self.low + draw.randrange(span)) for _ in range(self.size)]
+        return [{"prompt": f"{a}+{b}=", "answer": str(a + b), "data_source": "arithmetic"} for a, b in pairs]
+
+    def fingerprint(self) -> str:
+        """Of the settings, from which the rows follow."""
+        text = f"arithmetic {self.size} {self.seed} {self.low} {self.high}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,86 @@
+"""What the driver and a worker say to each other: set-up, calls, receipts. Small values, no columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowrl.metric import Failure, Metric
+from flowrl.model import ModelSpec
+from flowrl.registry import NodeRef
+from flowrl.rows import Rows
+
+
+@dataclass(frozen=True)
+class NodeSetup:
+    """A node as a worker needs it."""
+
+    name: str
+    ref: NodeRef
+    params: Mapping[str, Any]
+    model: str | None
+    reads: Mapping[str, tuple[str, ...]]
+    writes: Mapping[str, str]
+    outputs: tuple[tuple[str, ...], ...]
+    """Fields of each object that a call returns: fields with the same readers travel together."""
+    on_error: str
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """One worker of a pool, with all the nodes that run on it."""
+
+    pool: str
+    rank: int
+    num_ranks: int
+    nodes: tuple[NodeSetup, ...]
+    models: Mapping[str, ModelSpec]
+    seed: int
+    num_threads: int
+    device: str = "cpu"
+    strict_io: bool = False
+    can_kill: bool = True
+    """Whether rows are scored in a process that can be killed; not with `--local`."""
+
+    @property
+    def name(self) -> str:
+        """`pool/rank`, as shown to people."""
+        return f"{self.pool}/{self.rank}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run a node on some groups."""
+
+    node: str
+    step: int
+    uids: tuple[str, ...]
+    attempt: int = 1
+    version: int = 0
+    block_groups: int | None = None
+    """A stream sends a block when so many groups have settled; None sends everything at the end."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the driver learns of one block; the columns stay where they are."""
+
+    node: str
+    step: int
+    attempt: int
+    worker: str
+    rows: Rows
+    settled: tuple[str, ...]
+    start: float
+    end: float
+    bytes_in: int
+    bytes_out: int
+    metrics: tuple[Metric, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    failed: bool = False
+    """The call as a whole went wrong; the last failure says how."""
+    last: bool = True
+    fields: tuple[tuple[str, ...], ...] = field(default=())
+    """Fields of each returned object."""

@@ -1,0 +1,31 @@
+"""What the loop asks of whoever runs the workers: Ray (`pools.py`), or the driver's own thread (`local.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from flowrl.batch import Batch
+from flowrl.engine.call import Call, Receipt, WorkerSetup
+
+
+class Cluster(Protocol):
+    """Workers that run calls and keep columns."""
+
+    def start(self, workers: Sequence[WorkerSetup]) -> None:
+        """Start these workers and let them load their models."""
+
+    def put(self, batch: Batch) -> Any:
+        """A reference to columns that the driver makes itself, such as the prompts of a step."""
+
+    def call(self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int) -> AsyncIterator[tuple[Receipt, list[Any]]]:
+        """Run a node on a worker: for each block its receipt and the references to its outputs."""
+
+    async def send(self, worker: str, node: str) -> Any:
+        """A reference to the weights that a sync node of this worker sends."""
+
+    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
+        """Let a sync node of this worker load these weights."""
+
+    def close(self) -> None:
+        """End every worker and every process that was started."""

@@ -1,0 +1,50 @@
+"""`--local`: every worker lives in the driver, and nodes run one at a time in its thread, so that breakpoints work.
+
+What it cannot do: overlap nodes, use several workers in a pool, or kill a row that never returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from flowrl.batch import Batch
+from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.worker import Worker
+
+
+class LocalCluster:
+    """Workers in this process; a reference is the object itself."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+
+    def start(self, workers: Sequence[WorkerSetup]) -> None:
+        """Make the workers one after the other."""
+        for setup in workers:
+            self.workers[setup.name] = Worker(setup)
+            self.workers[setup.name].load()
+
+    def put(self, batch: Batch) -> Batch:
+        """The batch itself."""
+        return batch
+
+    async def call(
+        self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int
+    ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
+        """Run the node here and now."""
+        for receipt, outputs in self.workers[worker].blocks(call, refs):
+            yield receipt, list(outputs)
+
+    async def send(self, worker: str, node: str) -> Any:
+        """The weights themselves."""
+        return self.workers[worker].send(node)
+
+    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
+        """Load them."""
+        self.workers[worker].receive(node, weights, version)
+
+    def close(self) -> None:
+        """Nothing was started."""
+        for worker in self.workers.values():
+            worker.close()

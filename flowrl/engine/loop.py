@@ -1,0 +1,231 @@
+"""The main loop: `Loop.train`. Everything else in this module serves it.
+
+One step is one walk through the graph. A node is submitted as soon as its inputs and a worker are there; whatever
+settles next is collected, recorded, and may make others ready. Columns stay in the object store; the driver holds
+references and identities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowrl.batch import Batch, Prompt
+from flowrl.column import Column, as_array
+from flowrl.data.stream import PromptStream
+from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.cluster import Cluster
+from flowrl.engine.store import Store
+from flowrl.engine.tally import Tally
+from flowrl.errors import RunError
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.plan import Plan
+from flowrl.rows import Rows
+from flowrl.schedule.base import Progress, Task
+from flowrl.schedule.record import Event, Recorder
+from flowrl.schedule.sync import Sync
+
+LATE_SECONDS = 60.0
+"""After so long without any news the log says who is late."""
+MAX_ATTEMPTS = 3
+BLOCKS_PER_STEP = 8
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Something that a worker has sent: a block of a call, or the end of a weight sync."""
+
+    node: str
+    receipt: Receipt
+    refs: Sequence[Any]
+    call: Call
+
+
+class Loop:
+    """Runs a plan on a cluster."""
+
+    def __init__(
+        self, plan: Plan, workers: Sequence[WorkerSetup], cluster: Cluster, prompts: PromptStream, recorder: Recorder
+    ) -> None:
+        self.plan, self.cluster, self.prompts, self.recorder = plan, cluster, prompts, recorder
+        self.schedule = Sync(plan.document.batch.prompts)
+        self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
+        self.store = Store()
+        self.free = {worker.name for worker in workers}
+        self.versions = dict.fromkeys(plan.document.models, 0)
+        self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
+        self.running: set[asyncio.Task[None]] = set()
+        self.ranks_left: dict[str, int] = {}
+        self.tally = Tally(0)
+
+    async def train(self) -> None:
+        """THE LOOP: for every step, submit what is ready, collect what settles, release what is read, record."""
+        num_steps = self.plan.document.run.steps
+        for step in range(1, num_steps + 1):
+            progress = self.begin(step)
+            while not progress.complete:
+                for task in progress.ready():
+                    self.submit(task, progress)
+                self.collect(await self.next_arrival(progress), progress)
+                self.store.release(progress.released())
+            self.recorder.step(step, num_steps, self.tally.metrics())
+            self.store.clear()
+
+    def begin(self, step: int) -> Progress:
+        """Admit the prompts of a step: their columns are what the first nodes read."""
+        self.tally = Tally(step)
+        group = self.plan.document.batch.group
+        prompts = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0))
+        num = len(prompts)
+        rows = Rows([prompt.uid for prompt in prompts], planned=[group] * num, settled=[0] * num)
+        fields = [field for field in self.plan.graph.fields.values() if field.writer == "data" and field.readers]
+        columns: dict[str, Column[Any]] = {
+            f.name: Prompt(rows, as_array([prompt.row[f.name] for prompt in prompts], f.type.dtype)) for f in fields
+        }
+        if columns:
+            batch = Batch(rows, columns, {f.name: f.type for f in fields})
+            self.store.add(self.cluster.put(batch), columns, rows)
+        return Progress(self.plan.graph, step, rows.uids)
+
+    def submit(self, task: Task, progress: Progress) -> None:
+        """Start a task on free workers of its pool; without a free one it stays ready."""
+        node = self.plan.graph.nodes[task.node]
+        workers = self.place(node)
+        if not workers:
+            return
+        if node.weights == "syncs":
+            progress.submit(node.name, task.uids)
+            self.start(self.sync(node, task, workers), workers)
+            return
+        parts = self.store.find([field for fields in node.reads.values() for field in fields], task.uids)
+        progress.submit(node.name, task.uids)
+        if node.weights != "generates" and parts and not any(len(part.rows) for part in parts):
+            self.skip(node, task, progress)
+            return
+        shares = [task.uids] * len(workers)
+        if node.weights == "generates":
+            shares = [task.uids[rank :: len(workers)] for rank in range(len(workers))]
+        shares = [share for share in shares if share]
+        self.ranks_left[node.name] = len(shares) if node.weights in ("reads", "updates") else 0
+        for worker, uids in zip(workers, shares, strict=False):
+            call = Call(node.name, task.step, uids, version=self.versions.get(node.model or "", 0),
+                        block_groups=self.block_groups(node))  # fmt: skip
+            self.start(self.run(worker, call), [worker])
+
+    def place(self, node: BoundNode) -> list[str]:
+        """The free workers that a task takes: all ranks for a node with a model, else any one of the pool."""
+        pools = [self.plan.pool_of(node)]
+        if node.weights == "syncs":
+            pools = sorted({*pools, *self.plan.engine_pools(node.model)})
+        names = [worker for pool in pools for worker in self.workers[pool]]
+        free = [name for name in names if name in self.free]
+        if node.weights is None:
+            return free[:1]
+        return names if len(free) == len(names) else []
+
+    def block_groups(self, node: BoundNode) -> int | None:
+        """A stream of finished groups, for nodes that make trajectories; None is one block at the end."""
+        if node.cls.cardinality != "expands":
+            return None
+        return max(1, -(-self.plan.document.batch.prompts // BLOCKS_PER_STEP))
+
+    def start(self, work: Coroutine[Any, Any, None], workers: Sequence[str]) -> None:
+        """Let work run beside the loop; its workers are busy until it ends, its error becomes an arrival."""
+        self.free.difference_update(workers)
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.arrivals.put_nowait(error)
+
+        task = asyncio.ensure_future(guarded())
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    async def run(self, worker: str, call: Call) -> None:
+        """One call of a node on one worker; its blocks arrive one by one."""
+        node = self.plan.graph.nodes[call.node]
+        fields = [field for fields in node.reads.values() for field in fields]
+        refs = [part.ref for part in self.store.find(fields, call.uids)]
+        outputs = self.plan.outputs[call.node]
+        limit = None if node.on_error == "unscored" else node.spec.timeout
+        try:
+            async with asyncio.timeout(limit):
+                async for receipt, returned in self.cluster.call(worker, call, refs, len(outputs)):
+                    if receipt.last:
+                        self.free.add(worker)
+                    self.arrivals.put_nowait(Arrival(call.node, receipt, returned, call))
+        except TimeoutError:
+            raise RunError(f"no end within its timeout of {limit:g} s", node=call.node, worker=worker) from None
+
+    async def sync(self, node: BoundNode, task: Task, workers: Sequence[str]) -> None:
+        """Send the trained weights to every engine of the model, as the next version."""
+        assert node.model is not None, "checked before"
+        start, version = time.time(), self.versions[node.model] + 1
+        senders = self.workers[self.plan.pool_of(node)]
+        engines = [worker for pool in self.plan.engine_pools(node.model) for worker in self.workers[pool]]
+        sent = await asyncio.gather(*(self.cluster.send(worker, node.name) for worker in senders))
+        await asyncio.gather(*(self.cluster.receive(worker, node.name, sent[0], version) for worker in engines))
+        self.versions[node.model] = version
+        self.free.update(workers)
+        receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
+        self.arrivals.put_nowait(Arrival(node.name, receipt, (), Call(node.name, task.step, task.uids)))
+
+    async def next_arrival(self, progress: Progress) -> Arrival:
+        """Wait for news; say who is late; raise what went wrong."""
+        while True:
+            if not self.running and self.arrivals.empty():
+                raise RunError(f"nothing is running and nothing can start; waiting for {dict(progress.waiting())}")
+            try:
+                arrival = await asyncio.wait_for(self.arrivals.get(), LATE_SECONDS)
+            except TimeoutError:
+                late = ", ".join(f"{name} ({num} groups)" for name, num in progress.waiting().items())
+                self.recorder.note(f"step {progress.step}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning")
+                continue
+            if isinstance(arrival, BaseException):
+                raise arrival
+            return arrival
+
+    def collect(self, arrival: Arrival, progress: Progress) -> None:
+        """Take in a block: where its columns lie, what it reports, and which groups are settled by it."""
+        receipt, node = arrival.receipt, self.plan.graph.nodes[arrival.node]
+        self.tally.add(receipt)
+        self.recorder.event(self.event(node, receipt))
+        if receipt.failed:
+            self.retry_or_raise(node, arrival)
+            return
+        for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
+            self.store.add(ref, fields, receipt.rows)
+        if self.ranks_left.get(node.name, 0) > 1:
+            self.ranks_left[node.name] -= 1
+        else:
+            progress.settle(node.name, receipt.settled)
+
+    def retry_or_raise(self, node: BoundNode, arrival: Arrival) -> None:
+        """A call that failed as a whole: try again where asked for, else the run ends with its error."""
+        receipt, call = arrival.receipt, arrival.call
+        if node.on_error == "retry" and call.attempt < MAX_ATTEMPTS:
+            self.start(self.run(receipt.worker, replace(call, attempt=call.attempt + 1)), [receipt.worker])
+            return
+        worst = receipt.failures[-1]
+        rows = worst.rows or call.uids
+        raise RunError(worst.error, node=node.name, worker=receipt.worker, rows=rows, details=worst.traceback)
+
+    def skip(self, node: BoundNode, task: Task, progress: Progress) -> None:
+        """No trajectory of these groups is left: nothing to do for this node."""
+        if node.weights == "updates":
+            raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
+        progress.settle(node.name, task.uids)
+
+    def event(self, node: BoundNode, receipt: Receipt) -> Event:
+        """The record of a block."""
+        reads = tuple(dict.fromkeys(field for fields in node.reads.values() for field in fields))
+        return Event(
+            receipt.step, node.name, receipt.attempt, receipt.worker, self.versions.get(node.model or "", 0),
+            tuple(receipt.rows.names()), receipt.start, receipt.end, receipt.bytes_in, receipt.bytes_out, reads,
+            tuple(node.writes.values()), receipt.failures,
+        )  # fmt: skip

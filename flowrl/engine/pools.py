@@ -1,0 +1,227 @@
+"""Pools on Ray: a placement group for each pool, one actor for each of its workers.
+
+Columns are *returned* by actors and lie in Ray's object store; the driver awaits receipts only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from flowrl.batch import Batch
+from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.worker import Worker
+from flowrl.errors import RunError
+from flowrl.graph.pools import Pool
+
+PLACEMENT_SECONDS = 60.0
+LOOPBACK = "127.0.0.1"
+_ray: Any = ray
+"""Ray without its type hints, which cover only a part of what it takes."""
+
+
+class RayWorker:
+    """The actor: a `Worker` whose calls return their outputs as objects of their own."""
+
+    def __init__(self, setup: WorkerSetup, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        self.worker = Worker(setup)
+
+    def address(self, loopback: bool) -> tuple[str, int]:
+        """Host and free port for the process group of the pool."""
+        host = LOOPBACK if loopback else _ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+
+    def load(self, environment: Mapping[str, str]) -> None:
+        """Make the nodes and load their models."""
+        os.environ.update(environment)
+        self.worker.load()
+
+    def call(self, call: Call, num_outputs: int, *parts: Batch) -> Any:
+        """One receipt, then the outputs: as many objects as the driver expects."""
+        ((receipt, outputs),) = self.worker.blocks(call, parts)
+        objects = (receipt, *outputs, *[None] * (num_outputs - len(outputs)))
+        return objects if num_outputs else receipt
+
+    def stream(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:
+        """For each block its outputs, then its receipt."""
+        for receipt, outputs in self.worker.blocks(call, parts):
+            for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:
+                yield item  # not `yield from`: Ray sends into the generator, which a list does not take
+
+    def send(self, node: str) -> Any:
+        """Weights of a sync node."""
+        return self.worker.send(node)
+
+    def receive(self, node: str, weights: Any, version: int) -> None:
+        """Load weights into the engine."""
+        self.worker.receive(node, weights, version)
+
+    @ray.method(concurrency_group="control")
+    def close(self) -> None:
+        """End child processes."""
+        self.worker.close()
+
+    @ray.method(concurrency_group="control")
+    def alive(self) -> int:
+        """Process id; answers while a call is running."""
+        return os.getpid()
+
+
+_Actor = _ray.remote(concurrency_groups={"control": 4})(RayWorker)
+"""Calls run one at a time; those of the group `control` are answered beside a running call."""
+
+
+class RayCluster:
+    """Actors on placement groups, in a cluster that is joined or started here."""
+
+    def __init__(self, pools: Mapping[str, Pool], num_cpus: int, address: str | None, stage: Callable[[str], None]) -> None:
+        self.pools, self.address, self.num_cpus, self.stage = pools, address, num_cpus, stage
+        self.actors: dict[str, Any] = {}
+        self.groups: dict[str, PlacementGroup] = {}
+
+    def connect(self) -> dict[str, float]:
+        """Join or start Ray; the resources that it has."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        self.stage("starting Ray" if self.address is None else f"joining Ray at {self.address}")
+        quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+        if self.address is None:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(num_cpus=self.num_cpus, _node_ip_address=LOOPBACK, **quiet)
+        else:
+            ray.init(address=self.address, **quiet)
+        return {str(name): float(amount) for name, amount in _ray.cluster_resources().items()}
+
+    def start(self, workers: Sequence[WorkerSetup]) -> None:
+        """Place the pools, start their actors, and let them load."""
+        self._place()
+        for setup in workers:
+            pool = self.pools[setup.pool]
+            options = {
+                "num_cpus": pool.cpus_per_worker,
+                "num_gpus": int(setup.device != "cpu"),
+                "resources": dict(pool.resources),
+            }
+            if setup.pool in self.groups:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    self.groups[setup.pool], placement_group_bundle_index=setup.rank
+                )
+            threads = {"OMP_NUM_THREADS": str(setup.num_threads)}
+            self.actors[setup.name] = _Actor.options(**options).remote(setup, threads)
+        self.stage("loading models")
+        environments = self._rendezvous(workers)
+        loading = {self.actors[w.name].load.remote(environments[w.name]): w.name for w in workers}
+        for ref, name in loading.items():
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayTaskError as error:
+                raise RunError(f"a node could not be set up: {error.cause or error}", worker=name,
+                               details=_plain(error)) from None  # fmt: skip
+            except ray.exceptions.RayActorError as error:
+                raise RunError("the worker died while loading", worker=name, details=_plain(error)) from None
+
+    def _place(self) -> None:
+        for name, pool in self.pools.items():
+            bundle = {"CPU": pool.cpus_per_worker, "GPU": float(pool.holds_model and _num_gpus() > 0), **pool.resources}
+            bundle = {kind: amount for kind, amount in bundle.items() if amount}
+            if bundle:  # a pool that asks for nothing, such as `cpu`, fits anywhere
+                self.groups[name] = placement_group([bundle] * pool.workers, strategy="PACK")
+        deadline = time.monotonic() + PLACEMENT_SECONDS
+        for name, group in self.groups.items():
+            if not group.wait(max(deadline - time.monotonic(), 0.1)):
+                asked = f"{self.pools[name].workers} x {group.bundle_specs[0]}"
+                raise RunError(f"pool {name} could not be placed within {PLACEMENT_SECONDS:g} s: asked for {asked}, "
+                               f"free now {_ray.available_resources()}")  # fmt: skip
+
+    def _rendezvous(self, workers: Sequence[WorkerSetup]) -> dict[str, dict[str, str]]:
+        """Environment of each worker for the process group of its pool."""
+        environments: dict[str, dict[str, str]] = {worker.name: {} for worker in workers}
+        for first in (worker for worker in workers if worker.num_ranks > 1 and worker.rank == 0):
+            host, port = ray.get(self.actors[first.name].address.remote(self.address is None))
+            for worker in (worker for worker in workers if worker.pool == first.pool):
+                environments[worker.name] = {
+                    "RANK": str(worker.rank), "WORLD_SIZE": str(worker.num_ranks), "LOCAL_RANK": "0",
+                    "MASTER_ADDR": host, "MASTER_PORT": str(port),
+                } | ({"GLOO_SOCKET_IFNAME": "lo"} if self.address is None else {})  # fmt: skip
+        return environments
+
+    def put(self, batch: Batch) -> Any:
+        """Into the object store."""
+        return ray.put(batch)
+
+    async def call(
+        self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int
+    ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
+        """Run a node: one fixed set of returned objects, or a stream of them when the call asks for blocks."""
+        actor = self.actors[worker]
+        if call.block_groups is None:
+            returned = actor.call.options(num_returns=1 + num_outputs).remote(call, num_outputs, *refs)
+            receipt, outputs = (returned[0], returned[1:]) if num_outputs else (returned, [])
+            yield await _receipt(receipt, call, worker), list(outputs)
+            return
+        outputs = []
+        async for ref in actor.stream.options(num_returns="streaming").remote(call, num_outputs, *refs):
+            if len(outputs) < num_outputs:
+                outputs.append(ref)
+            else:
+                yield await _receipt(ref, call, worker), outputs
+                outputs = []
+        for ref in outputs:  # a stream that breaks off ends with its error in place of an output
+            await _done(ref, call.node, worker)
+
+    async def send(self, worker: str, node: str) -> Any:
+        """A reference to the weights; they never come to the driver."""
+        ref = self.actors[worker].send.remote(node)
+        await _done(ref, node, worker)
+        return ref
+
+    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
+        """Let an engine load them."""
+        await _done(self.actors[worker].receive.remote(node, weights, version), node, worker)
+
+    def close(self) -> None:
+        """End the actors and, if it was started here, Ray itself."""
+        if not ray.is_initialized():
+            return
+        closing = [actor.close.remote() for actor in self.actors.values()]
+        ray.wait(closing, num_returns=len(closing), timeout=1.0) if closing else None
+        for actor in self.actors.values():
+            ray.kill(actor)
+        for group in self.groups.values():
+            remove_placement_group(group)
+        ray.shutdown()
+
+
+def _num_gpus() -> int:
+    return int(_ray.cluster_resources().get("GPU", 0))
+
+
+def _plain(error: BaseException) -> str:
+    """Ray's account of an error without terminal colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+
+
+async def _receipt(ref: Any, call: Call, worker: str) -> Receipt:
+    receipt: Receipt = await _done(ref, call.node, worker)
+    return receipt
+
+
+async def _done(ref: Any, node: str, worker: str) -> Any:
+    """The value of a future; what Ray raises becomes a `RunError` that names node and worker."""
+    try:
+        return await ref
+    except ray.exceptions.RayTaskError as error:
+        raise RunError(f"{type(error.cause).__name__}: {error.cause}", node=node, worker=worker, details=_plain(error)) from None
+    except ray.exceptions.RayActorError as error:
+        raise RunError("the worker died", node=node, worker=worker, details=_plain(error)) from None

@@ -1,0 +1,182 @@
+"""Scoring rows one by one in a process that can be killed: one bad row hurts no other.
+
+A row that raises, or takes longer than `timeout`, stays without a value and is reported with its name. Rows are sent in
+chunks that take about a tenth of a second, so that a killed process costs no more work than that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrl.batch import Batch, Sample
+from flowrl.column import Column, as_array
+from flowrl.engine.call import NodeSetup
+from flowrl.join import take
+from flowrl.metric import Report, collect, failure, failure_of, replay
+from flowrl.node import Context, Node
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+DEFAULT_TIMEOUT = 30.0
+CHUNK_SECONDS = 0.1
+MAX_CHUNK = 64
+
+Values = list[tuple[Any, ...] | None]
+"""For each row the values of all outputs, or None."""
+
+
+class Scorer:
+    """Runs one node row by row, outside the worker's own process when it may be killed."""
+
+    def __init__(self, spec: NodeSetup, context: Context, can_kill: bool) -> None:
+        self.spec, self.can_kill = spec, can_kill
+        self.timeout = spec.timeout if spec.timeout is not None else DEFAULT_TIMEOUT
+        self._context = Context(**{**vars(context), "shared": {}})
+        self._chunk = 1
+        self._pool: ProcessPool | None = None
+        self._node: Node | None = None
+        if can_kill:
+            self._start()
+        else:
+            self._node = spec.ref.load()(**spec.params)
+            self._node.setup(self._context)
+
+    def score(self, inputs: Batch) -> list[Column[Any]]:
+        """One column per output of the node, null where the row has no value; failures are reported."""
+        num_rows = len(inputs.rows)
+        values: Values = [None] * num_rows
+        todo = list(range(num_rows))
+        while todo:
+            chunk, todo = todo[: self._chunk], todo[self._chunk :]
+            started = time.monotonic()
+            done, report, lost = self._run(take(inputs, np.array(chunk, dtype=np.int64)))
+            replay(report)
+            if lost is not None:
+                position, error = lost
+                self._chunk, todo = 1, [row for row in chunk if row != chunk[position]] + todo
+                failure([inputs.rows.names()[chunk[position]]], error)
+                continue
+            for row, value in zip(chunk, done, strict=True):
+                values[row] = value
+            per_row = max(time.monotonic() - started, 1e-6) / len(chunk)
+            self._chunk = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS / per_row), 4 * self._chunk))
+        return self._columns(inputs, values)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            pool: Any = self._pool  # pebble has no type hints
+            pool.stop()
+            pool.join()
+
+    def _columns(self, inputs: Batch, values: Values) -> list[Column[Any]]:
+        ports = self.spec.ref.load().output_ports
+        missing = (None,) * len(ports)
+        by_port = zip(*(row if row is not None else missing for row in values), strict=True) if values else [()] * len(ports)
+        pairs = zip(by_port, ports.values(), strict=True)
+        return [Sample(inputs.rows, as_array(column, port.type.dtype)) for column, port in pairs]
+
+    def _run(self, batch: Batch) -> tuple[Values, Report, tuple[int, Exception] | None]:
+        """Values of the rows and what was reported; or the position of the row that cost the process, and why."""
+        if self._node is not None:
+            return *score_rows(self._node, self.spec.reads, batch), None
+        from pebble import ProcessExpired
+
+        assert self._pool is not None
+        self._row.value, self._since.value = -1, time.time()
+        future: Any = self._pool.schedule(_score_in_child, args=(batch,))
+        while True:
+            try:
+                return *future.result(timeout=min(self.timeout, 0.5)), None
+            except FutureTimeoutError:
+                if self._row.value >= 0 and time.time() - self._since.value > self.timeout:
+                    future.cancel()
+                    return [], Report(), (self._row.value, TimeoutError(f"no answer within {self.timeout:g} s"))
+            except ProcessExpired as error:
+                return [], Report(), (max(self._row.value, 0), RuntimeError(f"the scoring process died: {error}"))
+
+    def _start(self) -> None:
+        from pebble import ProcessPool
+
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["flowrl.engine.scorer"])
+        self._row: Any = context.Value(ctypes.c_long, -1, lock=False)
+        self._since: Any = context.Value(ctypes.c_double, 0.0, lock=False)
+        self._pool = ProcessPool(
+            max_workers=1,
+            context=context,
+            initializer=_start_child,
+            initargs=(self.spec, self._context, self._row, self._since),
+        )
+        self._pool.schedule(_ready).result()
+
+
+def arguments(reads: Mapping[str, Sequence[str]], node: Node, inputs: Batch) -> dict[str, Any]:
+    """The columns as arguments of `run`; an optional port that nothing writes is None."""
+    given: dict[str, Any] = {}
+    for name, port in node.input_ports.items():
+        if name not in reads:
+            given[name] = None
+        else:
+            columns = [inputs.columns[field] for field in reads[name]]
+            given[name] = columns if port.many else columns[0]
+    return given
+
+
+def score_rows(node: Node, reads: Mapping[str, Sequence[str]], batch: Batch, started: Any = None) -> tuple[Values, Report]:
+    """Run the node on each row alone; an exception leaves the row without a value."""
+    values: Values = []
+    with collect() as report:
+        for position, name in enumerate(batch.rows.names()):
+            if started is not None:
+                started(position)
+            try:
+                out = node.run(**arguments(reads, node, take(batch, np.array([position]))))  # type: ignore[attr-defined]
+                ports = zip(out, node.output_ports.values(), strict=True)
+                values.append(tuple(column.cast(port.type.dtype).values.tolist()[0] for column, port in ports))
+            except Exception as error:
+                report.failures.append(failure_of([name], error))
+                values.append(None)
+    return values, report
+
+
+_child: dict[str, Any] = {}
+"""State of the scoring process; set once by `_start_child`."""
+
+
+def _start_child(spec: NodeSetup, context: Context, row: Any, since: Any) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    node = spec.ref.load()(**spec.params)
+    node.setup(context)
+    _child.update(node=node, reads=spec.reads, row=row, since=since)
+
+
+def _die_with(sentinel: int) -> None:
+    """End this process when its parent is gone, so that a killed worker leaves nothing behind."""
+    wait([sentinel])
+    os._exit(0)
+
+
+def _ready() -> bool:
+    return True
+
+
+def _score_in_child(batch: Batch) -> tuple[Values, Report]:
+    def started(position: int) -> None:
+        _child["since"].value = time.time()
+        _child["row"].value = position
+
+    return score_rows(_child["node"], _child["reads"], batch, started)

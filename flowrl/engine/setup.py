@@ -1,0 +1,52 @@
+"""From a plan to the workers that carry it out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from flowrl.engine.call import NodeSetup, WorkerSetup
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.plan import Plan
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: bool = True) -> list[WorkerSetup]:
+    """One set-up for each worker of each pool.
+
+    Computing threads are shared out between the workers that hold models: two that both take all cores slow everything
+    down, Ray's own calls included.
+    """
+    with_models = sum(pool.workers for pool in plan.pools.values() if pool.holds_model)
+    num_threads = max(1, num_cores // max(1, with_models))
+    document = plan.document
+    return [
+        WorkerSetup(
+            pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
+            num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io, can_kill,
+        )
+        for pool in plan.pools.values()
+        for rank in range(pool.workers)
+    ]  # fmt: skip
+
+
+def _nodes_on(plan: Plan, pool: str) -> tuple[NodeSetup, ...]:
+    nodes = [plan.graph.nodes[name] for name in plan.graph.order]
+    return tuple(_setup(plan, node) for node in nodes if pool in _homes(plan, node))
+
+
+def _homes(plan: Plan, node: BoundNode) -> Sequence[str]:
+    """A sync node lives with the trained weights and with every engine that serves them."""
+    engines = plan.engine_pools(node.model) if node.weights == "syncs" else []
+    return [plan.pool_of(node), *engines]
+
+
+def _setup(plan: Plan, node: BoundNode) -> NodeSetup:
+    return NodeSetup(
+        node.name, node.ref, node.spec.params, node.model, node.reads, node.writes, plan.outputs[node.name],
+        node.on_error, node.spec.timeout,
+    )  # fmt: skip

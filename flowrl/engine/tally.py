@@ -1,0 +1,52 @@
+"""The metrics of one step: what the nodes reported, and where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from flowrl.engine.call import Receipt
+from flowrl.metric import Metric, merge
+
+Interval = tuple[float, float]
+
+
+class Tally:
+    """Collects receipts of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._start = time.time()
+        self._metrics: list[Sequence[Metric]] = []
+        self._intervals: dict[str, list[Interval]] = {}
+        self._failed = 0
+
+    def add(self, receipt: Receipt) -> None:
+        """A block has arrived."""
+        self._metrics.append(receipt.metrics)
+        self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
+        self._failed += sum(max(1, len(failure.rows)) for failure in receipt.failures)
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics of the step; call it when the step has ended.
+
+        `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, and `time/engine` the
+        part of the step in which no node was running at all. Seconds.
+        """
+        wall = time.time() - self._start
+        values = {name: part.value for name, part in merge(self._metrics).items()}
+        busy = covered(span for spans in self._intervals.values() for span in spans)
+        values |= {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
+        values |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(self._failed)}
+        if "rollout/tokens" in values:
+            values["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
+        return values
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Seconds covered by the union of intervals."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total

@@ -1,0 +1,174 @@
+"""A pool worker: holds its nodes and their models, and turns a call with input batches into receipts and outputs.
+
+The same class runs inside a Ray actor and, with `--local`, inside the driver.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flowrl.batch import COLUMN_CLASSES, Batch
+from flowrl.column import Column
+from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
+from flowrl.engine.scorer import Scorer, arguments
+from flowrl.fields import FieldType
+from flowrl.join import canonical, concat, join, project, take_groups
+from flowrl.metric import Report, collect, failure_of, replay
+from flowrl.node import Context, Node
+from flowrl.rows import Rows
+
+Block = tuple[Receipt, list[Batch]]
+EARLY_BLOCK_SECONDS = 0.05
+"""A finished group waits at most so long for others to fill its block."""
+
+
+class Worker:
+    """All nodes of one pool on one worker. Calls run one at a time."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.setup = setup
+        self.shared: dict[Any, Any] = {}
+        self.nodes: dict[str, Node] = {}
+        self.scorers: dict[str, Scorer] = {}
+        self.by_name = {node.name: node for node in setup.nodes}
+
+    def load(self) -> None:
+        """Make every node and let it load what it needs."""
+        for spec in self.setup.nodes:
+            node = spec.ref.load()(**spec.params)
+            if spec.on_error in ("unscored", "drop") and node.scores_rows():
+                self.scorers[spec.name] = Scorer(spec, self.context(spec), self.setup.can_kill)
+            node.setup(self.context(spec))
+            self.nodes[spec.name] = node
+
+    def context(self, spec: NodeSetup) -> Context:
+        """What the node may know of its worker."""
+        setup = self.setup
+        return Context(
+            spec.name, spec.model, setup.models, setup.rank, setup.num_ranks, setup.device, setup.seed,
+            setup.num_threads, self.shared,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes that this worker started."""
+        for scorer in self.scorers.values():
+            scorer.close()
+
+    def blocks(self, call: Call, parts: Sequence[Batch]) -> Iterator[Block]:
+        """Run the node; a receipt and the output objects for each block. What the node raises becomes a failure."""
+        spec, left = self.by_name[call.node], dict.fromkeys(call.uids)
+        start, num_bytes = time.time(), sum(_num_bytes(part) for part in parts)
+        produced = self._produce(spec, call, parts)
+        pending, report, last = list[Batch](), Report(), False
+        while not last:
+            out, last = self._next(produced, report)
+            pending += [out] if out is not None else []
+            settled = [uid for part in pending for uid in part.rows.uids]
+            if not last and not _block_is_full(call, len(settled), start):
+                continue
+            done = tuple(left) if last else tuple(settled)
+            for uid in done:
+                left.pop(uid, None)
+            yield self._block(spec, call, pending, done, (start, num_bytes), report, last)
+            pending, report, start, num_bytes = [], Report(), time.time(), 0
+
+    def _next(self, produced: Iterator[Batch], report: Report) -> tuple[Batch | None, bool]:
+        """The next output and whether there are no more; adds to the report what the node has reported."""
+        out, failed = None, None
+        with collect() as now:
+            try:
+                out = next(produced, None)
+            except Exception as error:
+                failed = failure_of((), error)
+        with collect(report):
+            replay(now)
+        if failed is not None:
+            report.failures.append(failed)
+            report.failed = True
+        return out, out is None
+
+    def send(self, node: str) -> Any:
+        """Weights for the engines, from a sync node."""
+        return self._sync_node(node).send()
+
+    def receive(self, node: str, weights: Any, version: int) -> None:
+        """Load these weights into the engine of this worker."""
+        self._sync_node(node).receive(weights, version)
+
+    def _sync_node(self, name: str) -> Any:
+        return self.nodes[name]
+
+    def _produce(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Iterator[Batch]:
+        """The outputs of a call as they come."""
+        inputs = canonical(self._inputs(spec, call, parts))
+        node = self.nodes[spec.name]
+        if spec.name in self.scorers:
+            yield self._output(spec, self.scorers[spec.name].score(inputs), inputs.rows)
+            return
+        result = node.run(**arguments(spec.reads, node, inputs))  # type: ignore[attr-defined]
+        for out in result if isinstance(result, Iterator) else [result]:
+            yield self._output(spec, out, inputs.rows)
+
+    def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
+        wanted = [field for fields in spec.reads.values() for field in fields]
+        chosen = [take_groups(project(part, wanted), call.uids) for part in parts]
+        return join([part for part in chosen if part.columns]) if chosen else Batch(Rows(call.uids), {}, {})
+
+    def _output(self, spec: NodeSetup, out: Any, rows: Rows) -> Batch:
+        """`Out` as a batch of fields, checked against what the node declares."""
+        ports = self.nodes[spec.name].output_ports
+        values = [] if out is None else list(out)
+        if values and isinstance(values[0], Rows):
+            rows = values.pop(0)
+        elif values:
+            rows = values[0].rows if isinstance(values[0], Column) else rows
+        if len(values) != len(ports):
+            raise TypeError(f"{spec.name} returned {len(values)} outputs, its Out has {len(ports)}")
+        columns: dict[str, Column[Any]] = {}
+        types: dict[str, FieldType] = {}
+        for port, column in zip(ports.values(), values, strict=True):
+            if type(column) is not COLUMN_CLASSES[port.type.axis]:
+                raise TypeError(f"{spec.name} wrote '{port.name}' as {type(column).__name__}, not as {port.type}")
+            if column.rows != rows:
+                raise ValueError(f"{spec.name} wrote '{port.name}' for other rows than its first output")
+            field = spec.writes[port.name]
+            columns[field], types[field] = column.cast(port.type.dtype), port.type
+            if self.setup.strict_io:
+                check_values(spec.name, port.name, columns[field], port.type)
+        return Batch(rows, columns, types)
+
+    def _block(
+        self, spec: NodeSetup, call: Call, pending: list[Batch], settled: tuple[str, ...],
+        before: tuple[float, int], report: Report, last: bool,
+    ) -> Block:  # fmt: skip
+        whole = concat(pending) if pending else None
+        outputs = [project(whole, fields) for fields in spec.outputs] if whole is not None else []
+        start, bytes_in = before
+        receipt = Receipt(
+            call.node, call.step, call.attempt, self.setup.name, whole.rows if whole is not None else Rows(()), settled,
+            start, time.time(), bytes_in, sum(_num_bytes(output) for output in outputs),
+            tuple(report.metrics.values()), tuple(report.failures), report.failed, last, spec.outputs if outputs else (),
+        )  # fmt: skip
+        return receipt, outputs
+
+
+def check_values(node: str, port: str, column: Column[Any], type_: FieldType) -> None:
+    """The checks of `run.strict_io`: finite floats where no value may be missing, offsets that never fall."""
+    import numpy as np
+
+    if type_.dtype == "float" and not type_.nullable and not np.isfinite(column.values).all():
+        raise ValueError(f"{node} wrote a value that is not finite to '{port}'")
+    if hasattr(column, "offsets") and (np.diff(column.offsets) < 0).any():
+        raise ValueError(f"{node} wrote offsets that fall to '{port}'")
+
+
+def _block_is_full(call: Call, settled: int, start: float) -> bool:
+    if call.block_groups is None or not settled:
+        return False
+    return settled >= call.block_groups or time.time() - start >= EARLY_BLOCK_SECONDS
+
+
+def _num_bytes(batch: Batch) -> int:
+    return sum(int(column.values.nbytes) for column in batch.columns.values())

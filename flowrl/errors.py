@@ -1,0 +1,97 @@
+"""Mistakes of users as values: what is wrong, where, and how to put it right.
+
+A `Problem` is found before anything starts; all problems of a pipeline are collected and raised together as one
+`PipelineError` (exit code 2). A `RunError` is a failure of a started run (exit code 1) that names node, rows and worker.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands in what the user wrote."""
+
+    file: str
+    """File as the user named it, or `--set` for an override of the command line."""
+    line: int = 1
+    """From 1."""
+    column: int = 1
+    """From 1."""
+    length: int = 1
+    """Characters to underline."""
+    text: str = ""
+    """The whole source line, for the code frame; empty where there is none."""
+    path: str = ""
+    """Dotted path of the value in the document, such as `nodes.advantage`."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: a stable code, its place, the fact, notes that help, and the fix to make."""
+
+    code: str
+    place: Place
+    fact: str
+    fix: str = ""
+    notes: tuple[str, ...] = field(default=())
+    severity: Severity = "error"
+
+    def render(self) -> str:
+        """The problem as a compiler would print it, with the source line underlined."""
+        lines = [f"{self.severity}[{self.code}] {self.place}  {self.fact}"]
+        if self.place.text:
+            number = f"{self.place.line:>5}"
+            start = max(self.place.column - 1, 0)
+            width = max(1, min(self.place.length, len(self.place.text) - start))
+            lines += [f"{number} | {self.place.text}", f"      | {' ' * start}{'^' * width}"]
+        lines += [f"   = {note}" for note in self.notes]
+        if self.fix:
+            lines.append(f"   fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class PipelineError(Exception):
+    """The pipeline is wrong: carries every problem found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems, "a PipelineError needs at least one problem"
+        self.problems = tuple(problems)
+        super().__init__("\n\n".join(problem.render() for problem in self.problems))
+
+
+class NodeDefinitionError(TypeError):
+    """A node class breaks the rules of `flowrl.Node`; raised when the class is made, that is, at import."""
+
+
+class RunError(Exception):
+    """A started run failed: what happened, in which node, on which rows, on which worker."""
+
+    def __init__(
+        self, fact: str, *, node: str = "", rows: Sequence[str] = (), worker: str = "", details: str = ""
+    ) -> None:
+        self.fact, self.node, self.rows, self.worker, self.details = fact, node, tuple(rows), worker, details
+        where = [f"node {node}"] * bool(node) + [f"worker {worker}"] * bool(worker)
+        if rows:
+            where.append(f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else ""))
+        super().__init__(f"{fact} ({'; '.join(where)})" if where else fact)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for a misspelt name, or the list of known names when nothing is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    if not names:
+        return ""
+    return "known: " + ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -1,0 +1,141 @@
+"""The graph of a pipeline: fields with their writer and readers, and the edges that follow from them.
+
+Edges are derived, never written. Field edges run from the writer of a field to its readers. Weight edges keep a model's
+training weights in order: its readers, then its update, then its sync, then the *next* step's rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from flowrl.fields import FieldType
+from flowrl.graph.bind import BoundNode
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+DATA = "data"
+"""Writer of the data set's columns."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the pipeline."""
+
+    name: str
+    type: FieldType
+    writer: str
+    """Name of the node, or `data`."""
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Edge:
+    """`target` waits for `source`; with a distance of 1, for the source of the step before."""
+
+    source: str
+    target: str
+    kind: Literal["field", "weights"]
+    label: str
+    """Name of the field or of the model."""
+    distance: int = 0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An immutable pipeline graph."""
+
+    nodes: Mapping[str, BoundNode]
+    fields: Mapping[str, Field]
+    edges: tuple[Edge, ...]
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Nodes in an order that respects every edge within a step; independent of the order of declaration."""
+        return tuple(name for level in self.levels for name in level)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[str, ...], ...]:
+        """Nodes that may run at the same time, level by level. The graph must have no cycle."""
+        import networkx as nx
+
+        return tuple(tuple(sorted(level)) for level in nx.topological_generations(self._within_step()))
+
+    def cycles(self) -> list[list[Edge]]:
+        """One cycle for each knot of nodes that wait for each other, as the edges along it."""
+        import networkx as nx
+
+        graph = self._within_step()
+        knots = [c for c in nx.strongly_connected_components(graph) if len(c) > 1 or graph.has_edge(*list(c) * 2)]
+        found = []
+        for knot in sorted(knots, key=min):
+            path = nx.find_cycle(graph.subgraph(knot), min(knot))
+            found.append([graph.edges[source, target]["edge"] for source, target, *_ in path])
+        return found
+
+    def before(self, name: str) -> tuple[str, ...]:
+        """Nodes that must have finished, within the step, before this one may."""
+        return tuple(sorted({edge.source for edge in self.edges if edge.target == name and not edge.distance}))
+
+    def _within_step(self) -> nx.DiGraph[str]:
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(sorted(self.nodes))
+        for edge in sorted(self.edges, reverse=True):  # of several edges the first by name is kept as the label
+            if edge.source != DATA and not edge.distance:
+                graph.add_edge(edge.source, edge.target, edge=edge)
+        return graph
+
+
+def build(nodes: Mapping[str, BoundNode], columns: Mapping[str, FieldType]) -> Graph:
+    """The graph of these nodes over the columns of the training data.
+
+    Mistakes are not judged here: of two writers the first counts, a field that nobody writes has no edge. An optional
+    port is bound when its field is written.
+    """
+    writers: dict[str, tuple[str, FieldType]] = {name: (DATA, type_) for name, type_ in columns.items()}
+    for name, node in nodes.items():
+        for port, field in node.writes.items():
+            writers.setdefault(field, (name, node.cls.output_ports[port].type))
+    nodes = {name: _without_unwritten(node, writers) for name, node in nodes.items()}
+    readers: dict[str, list[str]] = {name: [] for name in writers}
+    edges: set[Edge] = set()
+    for name in sorted(nodes):
+        for field in dict.fromkeys(field for fields in nodes[name].reads.values() for field in fields):
+            if field in writers:
+                readers[field].append(name)
+                edges.add(Edge(writers[field][0], name, "field", field))
+    fields = {name: Field(name, type_, writer, tuple(readers[name])) for name, (writer, type_) in writers.items()}
+    return Graph(nodes, fields, tuple(sorted(edges | set(weight_edges(nodes.values())))))
+
+
+def weight_edges(nodes: Iterable[BoundNode]) -> Iterable[Edge]:
+    """Readers of a model's training weights, its update, its sync, the next step's rollout: in this order."""
+    by_role: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if node.model and node.weights:
+            by_role.setdefault((node.model, node.weights), []).append(node.name)
+    for (model, role), updates in by_role.items():
+        if role != "updates":
+            continue
+        for update in updates:
+            yield from (Edge(n, update, "weights", model) for n in by_role.get((model, "reads"), ()))
+            yield from (Edge(update, n, "weights", model) for n in by_role.get((model, "syncs"), ()))
+    for (model, role), syncs in by_role.items():
+        if role == "syncs":
+            rollouts = by_role.get((model, "generates"), ())
+            yield from (Edge(sync, rollout, "weights", model, 1) for sync in syncs for rollout in rollouts)
+
+
+def _without_unwritten(node: BoundNode, writers: Mapping[str, object]) -> BoundNode:
+    needs = node.node.needs() if node.node else {}
+    kept = {
+        port: fields
+        for port, fields in node.reads.items()
+        if needs.get(port, False) or not node.cls.input_ports[port].optional or any(f in writers for f in fields)
+    }
+    return BoundNode(node.name, node.spec, node.ref, node.cls, node.node, kept, node.writes)

@@ -1,0 +1,93 @@
+"""The plan: an immutable answer to what runs where, in which order, on which fields, and who reads them next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from flowrl.errors import PipelineError, Problem
+from flowrl.graph.bind import BoundNode, bind
+from flowrl.graph.build import Field, Graph, build
+from flowrl.graph.check import Subject, check
+from flowrl.graph.pools import Pool, physical_name, physical_pools
+from flowrl.spec.document import Document
+from flowrl.spec.read import Reading
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked pipeline, ready to run."""
+
+    document: Document
+    graph: Graph
+    pools: Mapping[str, Pool]
+    """Groups of workers by name."""
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Trajectories of a step: P x n."""
+        return self.document.batch.prompts * self.document.batch.group
+
+    def pool_of(self, node: BoundNode) -> str:
+        """The group of workers that a node runs on; of a sync, the one of the model's update."""
+        if node.weights == "syncs":
+            updates = [other for other in self.graph.nodes.values() if other.model == node.model and other.weights == "updates"]
+            node = updates[0] if updates else node
+        name = physical_name(self.document.pools, node.pool)
+        assert name is not None, "checked before"
+        return name
+
+    def engine_pools(self, model: str | None) -> list[str]:
+        """The groups of workers that generate with a model."""
+        nodes = self.graph.nodes.values()
+        return sorted({self.pool_of(n) for n in nodes if n.model == model and n.weights == "generates"})
+
+    @cached_property
+    def outputs(self) -> Mapping[str, tuple[tuple[str, ...], ...]]:
+        """For each node its written fields that anybody reads, grouped by who reads them."""
+        return {name: self._reader_sets(node) for name, node in self.graph.nodes.items()}
+
+    def _reader_sets(self, node: BoundNode) -> tuple[tuple[str, ...], ...]:
+        sets: dict[tuple[str, ...], list[str]] = {}
+        for field in node.writes.values():
+            readers = self.graph.fields[field].readers
+            if readers:
+                sets.setdefault(readers, []).append(field)
+        return tuple(tuple(fields) for fields in sets.values())
+
+    def reads(self, node: BoundNode) -> list[Field]:
+        """The fields that a node reads, each once."""
+        names = dict.fromkeys(field for fields in node.reads.values() for field in fields)
+        return [self.graph.fields[name] for name in names]
+
+    def writes(self, node: BoundNode) -> list[Field]:
+        """The fields that a node writes."""
+        return [self.graph.fields[name] for name in node.writes.values()]
+
+
+def find_problems(reading: Reading, folder: Path) -> tuple[tuple[Problem, ...], Plan | None]:
+    """Every problem of a document, and its plan when none of them is an error."""
+    document = reading.document
+    if document is None:
+        return reading.problems, None
+    bound = bind(document, reading, folder)
+    train = document.data["train"]
+    data_is_broken = any(p.code == "FR018" for p in reading.problems) or reading.is_broken(("data", "train"))
+    columns = {} if data_is_broken else train.columns()
+    graph = build(bound.nodes, columns)
+    subject = Subject(document, reading, bound, graph, columns, not data_is_broken)
+    problems = check(subject)
+    if any(problem.severity == "error" for problem in problems):
+        return problems, None
+    return problems, Plan(document, graph, physical_pools(document.pools, graph.nodes.values()), problems)
+
+
+def make_plan(reading: Reading, folder: Path) -> Plan:
+    """The plan of a document. Raises `PipelineError` with every problem."""
+    problems, plan = find_problems(reading, folder)
+    if plan is None:
+        raise PipelineError(problems)
+    return plan

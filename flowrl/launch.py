@@ -1,0 +1,128 @@
+"""From a checked pipeline to a running one: data, machine, recorders, workers, loop, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowrl.data.stream import PromptStream
+from flowrl.engine.cluster import Cluster
+from flowrl.engine.local import LocalCluster
+from flowrl.engine.loop import Loop
+from flowrl.engine.setup import num_cores, worker_setups
+from flowrl.errors import PipelineError, Problem, RunError
+from flowrl.graph.draw import as_mermaid
+from flowrl.graph.plan import Plan
+from flowrl.spec.read import Reading
+from flowrl.track import Recorders, RunFolder, make_recorders
+from flowrl.track.history import History
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    """Where its records are."""
+    metrics: tuple[Mapping[str, float], ...]
+    """One mapping for each step."""
+
+
+def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
+    """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
+    if local:
+        plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
+    elif address is None:
+        require(plan, reading, {"CPU": float(num_cores())})
+    train = plan.document.data["train"]
+    prompts = PromptStream(train.load(), plan.document.run.seed, train.shuffle)
+    folder = make_folder(plan, reading)
+    recorder = make_recorders(
+        plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
+        params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
+    )  # fmt: skip
+    for warning in plan.warnings:
+        recorder.note(warning.render(), "warning")
+    history = History()
+    recorder.add(history)
+    run_recorded(plan, reading, prompts, recorder, local=local, address=address)
+    return Result(folder.path, tuple(history.metrics))
+
+
+def make_folder(plan: Plan, reading: Reading) -> RunFolder:
+    """The run folder; one that cannot be made is the user's to put right, before anything starts."""
+    try:
+        return RunFolder(Path(plan.document.run.dir), plan.document.name)
+    except OSError as error:
+        place = reading.place(("run", "dir"))
+        fact = f"cannot make a run folder in '{plan.document.run.dir}': {error.strerror or error}"
+        raise PipelineError([Problem("FR001", place, fact, "run.dir: a folder that can be written")]) from None
+
+
+def run_recorded(
+    plan: Plan, reading: Reading, prompts: PromptStream, recorder: Recorders, *, local: bool, address: str | None
+) -> None:
+    """Start the workers, run the loop, and end them, whatever happens."""
+    cluster: Cluster | None = None
+    try:
+        if local:
+            recorder.note("--local: one worker a pool, nodes one at a time in this process; nothing overlaps, and a row "
+                          "that never returns cannot be ended")  # fmt: skip
+            cluster = LocalCluster()
+            device = "cpu"
+        else:
+            from flowrl.engine.pools import RayCluster
+
+            cluster = RayCluster(plan.pools, num_cores(), address, recorder.stage)
+            resources = cluster.connect()
+            device = "cuda" if resources.get("GPU") else "cpu"
+            if address is not None or device == "cuda":
+                require(plan, reading, resources)
+        workers = worker_setups(plan, num_cores=num_cores(), device=device, can_kill=not local)
+        cluster.start(workers)
+        asyncio.run(Loop(plan, workers, cluster, prompts, recorder).train())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        recorder.close("interrupted")
+        raise KeyboardInterrupt from None
+    except BaseException as error:
+        if isinstance(error, RunError) and error.details:
+            recorder.note(error.details, "error")
+        recorder.close("failed", [str(error)])
+        raise
+    else:
+        recorder.close("finished")
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:
+    """FR051: what the pools ask for must be there; refused with a table instead of waiting for ever."""
+    asked: dict[str, float] = {}
+    rows = []
+    for pool in plan.pools.values():
+        needs = {"CPU": pool.cpus} | {name: amount * pool.workers for name, amount in pool.resources.items()}
+        if pool.holds_model and present.get("GPU"):
+            needs["GPU"] = float(pool.workers)
+        for name, amount in needs.items():
+            asked[name] = asked.get(name, 0.0) + amount
+        shown = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+        rows.append((pool, f"pools.{pool.name} asks for {pool.workers} worker{'s' * (pool.workers > 1)}: {shown}"))
+    short = [name for name, amount in asked.items() if amount > present.get(name, 0.0) + 1e-9]
+    if not short:
+        return
+    largest = max((pool for pool, _ in rows), key=lambda pool: pool.cpus)
+    there = ", ".join(f"{present.get(name, 0.0):g} {name}" for name in asked)
+    total = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
+    share = int(100 * present.get("CPU", 0.0) / max(asked.get("CPU", 1.0), 1e-9) * largest.cpus_per_worker) / 100
+    fix = f"--set pools.{largest.name}.workers=N with fewer workers"
+    if short == ["CPU"] and share > 0:
+        fix += f", or let workers share cores: --set pools.{largest.name}.cpus_per_worker={share:g}"
+    path = ("pools", largest.name, "workers")
+    raise PipelineError([
+        Problem("FR051", reading.place(path), f"the pools ask for {total}; present: {there}", fix,
+                tuple(text for _, text in rows))
+    ])  # fmt: skip

@@ -1,0 +1,153 @@
+"""The node: a Pydantic class whose fields are parameters, whose `run` hints are reads, and whose `Out` are writes.
+
+    class LengthPenalty(Node):
+        budget: int = 1024
+
+        class Out(NamedTuple):
+            shaped_reward: Sample[float]
+
+        def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:
+            return self.Out(reward - response_mask.sum("sample") / self.budget)
+
+A node is light to make (parameters are checked, nothing is loaded), heavy in `setup`, and typed in `run`. It works
+without an engine: `LengthPenalty(budget=8).run(...)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from flowrl.errors import NodeDefinitionError
+from flowrl.fields import Port
+from flowrl.model import ModelSpec, Settings
+from flowrl.ports import read_ports, write_ports
+
+ENGINE_KEYS = frozenset({"use", "model", "pool", "reads", "writes", "every", "gate", "tags", "on_error", "timeout"})
+SETTINGS = ("scope", "weights", "cardinality", "pure", "device")
+
+Scope = Literal["sample", "group", "batch", "step"]
+Weights = Literal["reads", "updates", "syncs", "generates"]
+Cardinality = Literal["keeps", "filters", "expands"]
+Device = Literal["cpu", "accelerator"]
+
+
+@dataclass
+class Context:
+    """What a worker gives a node in `setup`."""
+
+    node: str = ""
+    """Name of the node in the pipeline."""
+    model: str | None = None
+    """Name of the model that the node uses."""
+    models: Mapping[str, ModelSpec] = field(default_factory=dict)
+    """All models of the pipeline."""
+    rank: int = 0
+    """Position of this worker in its pool."""
+    num_ranks: int = 1
+    """Workers of the pool."""
+    device: str = "cpu"
+    """Device string, such as `cpu` or `cuda:0`."""
+    seed: int = 0
+    """Seed of the run."""
+    num_threads: int = 1
+    """CPU threads that this worker may use for computing."""
+    shared: dict[Any, Any] = field(default_factory=dict)
+    """Objects that the nodes of this worker share, such as loaded models."""
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The settings of the node's model."""
+        assert self.model is not None, f"node '{self.node}' uses no model"
+        return self.models[self.model]
+
+
+class Node(Settings):
+    """Base of every node. See the module docstring; `docs/nodes.md` explains the class attributes."""
+
+    scope: ClassVar[Scope] = "sample"
+    """How much a call needs: blocks of samples, blocks of whole groups, the batch of the schedule, the whole step."""
+    weights: ClassVar[Weights | None] = None
+    """What the node does with its model's weights."""
+    cardinality: ClassVar[Cardinality] = "keeps"
+    """Whether rows stay the same, become fewer, or are new (then `Out` starts with `Rows`)."""
+    pure: ClassVar[bool] = True
+    """May run again after a failure."""
+    device: ClassVar[Device] = "cpu"
+    """Which pools are allowed."""
+    input_ports: ClassVar[Mapping[str, Port]] = {}
+    """Ports of `run`; filled in by the class definition."""
+    output_ports: ClassVar[Mapping[str, Port]] = {}
+    """Ports of `Out`; filled in by the class definition."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for name in SETTINGS:
+            if name in cls.__dict__.get("__annotations__", {}) and "ClassVar" not in str(cls.__annotations__[name]):
+                raise NodeDefinitionError(
+                    f"{cls.__name__}: '{name}' is a class attribute, not a parameter; write `{name} = ...` without a "
+                    f"hint, or `{name}: ClassVar[...] = ...`"
+                )
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        _check_parameters(cls)
+        if "run" in cls.__dict__:
+            cls.input_ports = read_ports(cls)
+        if "Out" in cls.__dict__:
+            cls.output_ports, has_rows = write_ports(cls)
+            if has_rows != (cls.cardinality == "expands"):
+                raise NodeDefinitionError(
+                    f"{cls.__name__}: a node with cardinality 'expands' returns Rows as the first member of Out, "
+                    "and only such a node does"
+                )
+
+    def needs(self) -> dict[str, bool]:
+        """For optional ports that a setting switches: whether `run` needs them. Others are bound when written."""
+        return {}
+
+    def active_ports(self) -> Mapping[str, Port]:
+        """The ports of `run` that these settings may read."""
+        needs = self.needs()
+        return {name: port for name, port in self.input_ports.items() if needs.get(name, True)}
+
+    def max_staleness(self) -> float:
+        """How many versions older than the weights a sample may be for `run` to be right."""
+        return math.inf
+
+    def setup(self, context: Context) -> None:
+        """Load what `run` needs; called once per worker. Keep it in attributes that start with `_`."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold to go on from here."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+
+    @classmethod
+    def scores_rows(cls) -> bool:
+        """Whether rows are judged one by one and may stay without a value: then one bad row hurts no other."""
+        return (
+            cls.scope == "sample"
+            and cls.weights is None
+            and cls.pure
+            and cls.cardinality == "keeps"
+            and bool(cls.output_ports)
+            and all(port.type.axis == "Sample" and port.type.nullable for port in cls.output_ports.values())
+        )
+
+
+_RESERVED = frozenset(dir(BaseModel)) | frozenset(dir(Node)) | ENGINE_KEYS
+
+
+def _check_parameters(cls: type[Node]) -> None:
+    for name in cls.model_fields:
+        if name in _RESERVED or name.startswith("model_"):
+            what = "an engine key" if name in ENGINE_KEYS else "an attribute of every node"
+            raise NodeDefinitionError(f"{cls.__name__}: parameter '{name}' is {what}; give it another name")

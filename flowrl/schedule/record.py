@@ -1,0 +1,59 @@
+"""What the engine tells whoever listens: events of node instances, metrics of steps, notes, and the end.
+
+`flowrl.track` implements `Recorder`; `flowrl.pipeline` plugs it in. A recorder never raises: what it cannot write down
+must not stop training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flowrl.metric import Failure
+
+Level = Literal["info", "warning", "error"]
+Status = Literal["finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One block of one node instance: enough to answer who wrote a value, from what, and under which weights."""
+
+    step: int
+    node: str
+    attempt: int
+    worker: str
+    """`pool/rank`."""
+    version: int
+    """Version of the weights used, or of those written by an update."""
+    rows: tuple[str, ...]
+    start: float
+    """Seconds since the epoch."""
+    end: float
+    bytes_in: int
+    bytes_out: int
+    reads: tuple[str, ...]
+    """Fields read."""
+    writes: tuple[str, ...]
+    """Fields written."""
+    failures: tuple[Failure, ...] = ()
+
+
+class Recorder(Protocol):
+    """Listens to a run."""
+
+    def event(self, event: Event) -> None:
+        """A block of a node instance has ended."""
+
+    def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
+        """A step (from 1) has ended; metric names as in the run folder."""
+
+    def note(self, text: str, level: Level = "info") -> None:
+        """Something a person should read."""
+
+    def stage(self, text: str) -> None:
+        """What the run is waiting for before its first step."""
+
+    def close(self, status: Status, errors: Sequence[str] = ()) -> None:
+        """The run has ended."""

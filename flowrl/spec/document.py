@@ -1,0 +1,237 @@
+"""The document: Pydantic models of every section. Defaults live here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from flowrl.data.arithmetic import Arithmetic
+from flowrl.data.jsonl import Jsonl
+from flowrl.model import ModelSpec, OptimizerSpec, Settings
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=80)]
+"""Name of a model, data set, pool or node: no dots, for `--set` and metric names use those."""
+
+
+class BatchSpec(Settings):
+    """How much one training step holds."""
+
+    prompts: int = Field(ge=1)
+    """P: prompts of a step, each of them a group."""
+    group: int = Field(ge=1)
+    """n: samples of each prompt."""
+
+
+class PoolSpec(Settings):
+    """Workers that nodes run on."""
+
+    workers: int = Field(default=1, ge=1)
+    """Number of workers: one per accelerator where the nodes need one and CUDA exists, else CPU workers."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Machines to spread the workers over; null leaves it to Ray."""
+    cpus_per_worker: float | None = Field(default=None, ge=0)
+    """CPUs to reserve for a worker; null means 1 where a model lives, else 0. Fractions are allowed."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Further Ray resources of a worker, by name."""
+    shares: str | None = None
+    """Name of another pool whose workers this pool uses."""
+
+    @model_validator(mode="after")
+    def _shared_pool_has_no_size(self) -> Self:
+        own = PoolSpec.model_construct(shares=self.shares)
+        if self.shares is not None and self != own:
+            raise ValueError(f"a pool that shares '{self.shares}' uses its workers and takes no other setting")
+        return self
+
+
+class NodeSpec(Settings):
+    """One node: the engine's keys, and beside them the parameters of its class."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str = Field(min_length=1)
+    """Library name (`reward.exact_match`), import path (`my_pkg.nodes:Mine`) or file (`./my_nodes.py:Mine`)."""
+    model: str | None = None
+    """Name of the model whose weights the node uses."""
+    pool: str | None = None
+    """Name of the pool it runs on; null is the built-in CPU pool."""
+    reads: dict[str, str | list[str]] = Field(default_factory=dict)
+    """Field that a port reads, where it is not the field of the port's name; a list port takes several."""
+    writes: dict[str, str] = Field(default_factory=dict)
+    """Field that an output is written to, where it is not the field of the output's name."""
+    every: int = Field(default=1, ge=1)
+    """Run in every so many-th step."""
+    gate: str | None = None
+    """Rerun the node's ancestors until it keeps enough groups."""
+    tags: list[str] = Field(default_factory=list)
+    """Free words for views and filters."""
+    on_error: Literal["fail", "drop", "retry", "unscored"] | None = None
+    """What becomes of a failed sample; null means unscored for rewards, drop for rollout, else fail."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds that one call may take; null is the engine's limit."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the node's class, not yet checked."""
+        return dict(self.model_extra or {})
+
+
+ENGINE_KEYS = frozenset(NodeSpec.model_fields)
+"""Keys of a node that are no parameters of its class."""
+
+
+class SyncSchedule(Settings):
+    """Roll out, train, sync, in turn."""
+
+    mode: Literal["sync"] = "sync"
+    """Schedule."""
+
+
+class AsyncSchedule(Settings):
+    """What the asynchronous schedules have in common."""
+
+    warmup_batches: int = Field(default=1, ge=0)
+    """Batches of prompts in flight beyond the first."""
+    max_staleness: int = Field(default=1, ge=0)
+    """Most versions that a trained token may be behind."""
+    stale: Literal["drop", "wait"] = "drop"
+    """What becomes of a group that would be too old: dropped and replaced, or waited for."""
+
+
+class ColocateAsyncSchedule(AsyncSchedule):
+    """Rollout and training take turns on the same workers; unfinished requests go on under new weights."""
+
+    mode: Literal["colocate_async"] = "colocate_async"
+    """Schedule."""
+
+
+class SeparateAsyncSchedule(AsyncSchedule):
+    """Rollout and training run at the same time on workers of their own."""
+
+    mode: Literal["separate_async"] = "separate_async"
+    """Schedule."""
+    updates_per_sync: int = Field(default=1, ge=1)
+    """Batches trained between two weight syncs."""
+
+
+class RunSpec(Settings):
+    """One run of the pipeline."""
+
+    steps: int = Field(default=100, ge=1)
+    """Training steps."""
+    seed: int = Field(default=0, ge=0)
+    """Everything drawn by chance follows from it."""
+    dir: str = Field(default="runs", min_length=1)
+    """Folder for run folders, relative to where the command is given."""
+    strict_io: bool = False
+    """Check every output of a node against its type."""
+
+
+class MlflowTracking(Settings):
+    """Log to MLflow."""
+
+    type: Literal["mlflow"] = "mlflow"
+    """Kind of tracker."""
+    experiment: str | None = None
+    """Name of the experiment; null is the pipeline's name."""
+    uri: str | None = None
+    """Tracking server; null is a local SQLite file."""
+
+
+class NoTracking(Settings):
+    """Log nowhere but in the run folder."""
+
+    type: Literal["none"] = "none"
+    """Kind of tracker."""
+
+
+class CheckpointSpec(Settings):
+    """When to save, and whether to go on from what was saved."""
+
+    every: int = Field(default=50, ge=1)
+    """Steps between two checkpoints; the last step is saved too."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints to keep."""
+    resume: Literal["auto", "never"] = "auto"
+    """Whether a run goes on from the newest complete checkpoint of its folder."""
+
+
+DataSpec = Annotated[Arithmetic | Jsonl, Field(discriminator="type")]
+ScheduleSpec = Annotated[SyncSchedule | ColocateAsyncSchedule | SeparateAsyncSchedule, Field(discriminator="mode")]
+TrackingSpec = Annotated[MlflowTracking | NoTracking, Field(discriminator="type")]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, (Mapping, Settings)) else value
+
+
+def _no_tracking() -> list[MlflowTracking | NoTracking]:
+    return [NoTracking()]
+
+
+class Document(Settings):
+    """A whole pipeline."""
+
+    flowrl: int = Field(ge=1, le=1)
+    """Version of the document's format."""
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)
+    """Name of the pipeline; run folders are named after it."""
+    params: dict[Name, Any] = Field(default_factory=dict)
+    """Values that `$name` stands for elsewhere in the document."""
+    models: dict[Name, ModelSpec] = Field(default_factory=dict)
+    """Models by name."""
+    data: dict[Name, DataSpec]
+    """Data sets by name; `train` is what the run trains on."""
+    batch: BatchSpec
+    """Size of a step."""
+    pools: dict[Name, PoolSpec] = Field(default_factory=dict)
+    """Pools of workers by name."""
+    nodes: dict[Name, NodeSpec] = Field(min_length=1)
+    """Nodes by name; their order means nothing."""
+    schedule: ScheduleSpec = SyncSchedule()
+    """What may run next."""
+    run: RunSpec = RunSpec()
+    """Length, seed and folder of the run."""
+    tracking: Annotated[
+        list[TrackingSpec], BeforeValidator(_as_list, json_schema_input_type=TrackingSpec | list[TrackingSpec])
+    ] = Field(default_factory=_no_tracking)
+    """Trackers beside the run folder, one or a list."""
+    checkpoint: CheckpointSpec | None = None
+    """Checkpoints; null saves none."""
+
+    @field_validator("data")
+    @classmethod
+    def _has_training_data(cls, data: dict[str, DataSpec]) -> dict[str, DataSpec]:
+        if "train" not in data:
+            raise PydanticCustomError("missing_key", "train is missing", {"key": "train"})
+        return data
+
+
+SECTIONS: Mapping[str, type[Settings]] = {
+    "run": RunSpec,
+    "batch": BatchSpec,
+    "models.<name>": ModelSpec,
+    "models.<name>.optimizer": OptimizerSpec,
+    "pools.<name>": PoolSpec,
+    "nodes.<name>": NodeSpec,
+    "a schedule of mode colocate_async or separate_async": AsyncSchedule,
+    "a schedule of mode separate_async": SeparateAsyncSchedule,
+    "checkpoint": CheckpointSpec,
+    "the document itself": Document,
+    "data.<name> of type arithmetic": Arithmetic,
+    "data.<name> of type jsonl": Jsonl,
+    "tracking of type mlflow": MlflowTracking,
+}
+"""Every section by name, for telling where a misplaced key belongs; the first that has a key wins."""
+
+
+def homes() -> dict[str, str]:
+    """For each key of the document, the section where it belongs."""
+    found: dict[str, str] = {}
+    for section, model in SECTIONS.items():
+        for key in model.model_fields:
+            found.setdefault(key, section)
+    return found

@@ -1,0 +1,130 @@
+"""Words for what pydantic found: code, fact and fix of one error."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flowrl.errors import nearest
+from flowrl.spec import codes
+from flowrl.spec.scalars import resolve, write
+from flowrl.spec.tree import Path_, dotted
+
+
+class Said(NamedTuple):
+    """Code, fact and fix of a problem."""
+
+    code: str
+    fact: str
+    fix: str = ""
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "none_required": "null",
+}
+_LIMITS = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
+_LIMIT_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_TRUE, _FALSE = {"yes", "on", "y", "1", "true"}, {"no", "off", "n", "0", "false"}
+
+
+def unknown_key(path: Path_, known: Collection[str], homes: Mapping[str, str]) -> Said:
+    """A key that its section does not have: the nearest name, or the section where it belongs."""
+    key, where = str(path[-1]), dotted(path[:-1]) or "the document"
+    fact = f"{where} has no key '{key}'"
+    if not difflib.get_close_matches(key, known, n=1, cutoff=0.6) and key in homes:
+        return Said(codes.UNKNOWN_KEY, fact, f"'{key}' belongs in {homes[key]}")
+    return Said(codes.UNKNOWN_KEY, fact, nearest(key, known))
+
+
+def missing_key(path: Path_) -> Said:
+    """A required key that is not there."""
+    where = dotted(path[:-1]) or "the document"
+    if isinstance(path[-1], int):
+        return Said(codes.WRONG_TYPE, f"{where} is too short: item {path[-1] + 1} is missing")
+    return Said(codes.MISSING_KEY, f"{where} lacks the key '{path[-1]}'", f"add `{path[-1]}: ...`")
+
+
+def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said:
+    """A value of the wrong type or outside its limits; several errors are the branches of one union."""
+    name, shown = dotted(path) or "the document", write(value)
+    kinds = [error["type"] for error in errors]
+    if all(kind in _EXPECTED for kind in kinds):
+        expected = " or ".join(dict.fromkeys(_EXPECTED[kind] for kind in kinds))
+        return Said(codes.WRONG_TYPE, f"{name} must be {expected}, not {shown}", _type_fix(kinds, value))
+    error = errors[0]
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _LIMITS:
+        return Said(codes.NOT_ALLOWED, f"{name} must be {_LIMITS[kind]} {context[_LIMIT_KEYS[kind]]:g}, not {shown}")
+    if kind == "finite_number":
+        return Said(codes.NOT_ALLOWED, f"{name} must be a finite number, not {shown}")
+    if kind in ("literal_error", "union_tag_invalid"):
+        return _not_listed(context.get("expected", "") or context.get("expected_tags", ""), path, value)
+    if kind == "string_pattern_mismatch":
+        fact = f"{name} must match {context['pattern']}, which {shown} does not"
+        return Said(codes.NOT_ALLOWED, fact, "use letters, digits, _ and - only")
+    if kind in ("value_error", "assertion_error"):
+        return Said(codes.NOT_ALLOWED, f"{name}: {context.get('error', error['msg'])}")
+    return Said(codes.NOT_ALLOWED, f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}")
+
+
+def _not_listed(expected: str, path: Path_, value: Any) -> Said:
+    data_type = path[:1] == ("data",) and path[-1] == "type"
+    allowed = re.findall(r"'([^']*)'", expected)
+    listed = ", ".join(allowed[:-1]) + " or " * (len(allowed) > 1) + allowed[-1] if allowed else expected
+    fact = f"{dotted(path)} must be {listed}, not {write(value)}"
+    close = nearest(str(value), allowed)
+    return Said(codes.UNKNOWN_DATA if data_type else codes.NOT_ALLOWED, fact, close if "did you mean" in close else "")
+
+
+def _type_fix(kinds: Sequence[str], value: Any) -> str:
+    """What to write instead, where the value shows what was meant."""
+    number = any(kind in ("int_type", "int_from_float", "float_type") for kind in kinds)
+    if number and isinstance(value, bool):
+        return f"{write(value)} is no number: write a number"
+    if "int_type" in kinds and isinstance(value, float):
+        return f"write {int(value)}" if _is_whole(value) else "write a whole number"
+    if number and isinstance(value, str):
+        return _number_from(value, whole="float_type" not in kinds)
+    if "bool_type" in kinds and str(value).lower() in _TRUE | _FALSE:
+        return f"write {'true' if str(value).lower() in _TRUE else 'false'} without quotes"
+    if "string_type" in kinds and isinstance(value, (bool, int, float)):
+        return f'write "{write(value)}"'
+    if "list_type" in kinds or "tuple_type" in kinds:
+        return f"write [{value}]" if isinstance(value, (str, int, float)) else ""
+    return ""
+
+
+def _number_from(text: str, whole: bool) -> str:
+    value = resolve(text)
+    if isinstance(value, int if whole else (int, float)) and not isinstance(value, bool):
+        return f"write {text} without quotes"
+    try:
+        # Python takes underscores and spaces that YAML does not.
+        parsed = float(text)
+    except ValueError:
+        return ""
+    if _is_whole(parsed):
+        return f"write {int(parsed)}"
+    return "write a whole number" if whole else f"write {parsed!r}"
+
+
+def _is_whole(value: float) -> bool:
+    """Whether a float means an integer, exactly."""
+    return value.is_integer() and abs(value) < 2**53

@@ -1,0 +1,60 @@
+"""`$name`: a whole value that is replaced by the param of that name. Nothing else is a template; `cost $5` stays."""
+
+from __future__ import annotations
+
+import re
+
+from flowrl.errors import Problem, nearest
+from flowrl.spec import codes
+from flowrl.spec.tree import Entry, Path_, Tree, dotted
+
+REFERENCE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+
+
+class Substitution:
+    """Replaces references in a document; gathers problems and the paths of values that could not be replaced."""
+
+    def __init__(self, document: Tree) -> None:
+        self.problems: list[Problem] = []
+        self.broken: set[Path_] = set()
+        params = document.entries.get("params")
+        self.params = params.tree.entries if params is not None else {}
+        self.usable = params is None or isinstance(params.tree.value, dict)
+        self.tree = Tree(
+            {n: e if n == "params" else self._entry(n, e) for n, e in document.entries.items()}, document.span
+        )
+        for name, entry in self.params.items():
+            self._check_param(entry.tree, ("params", name))
+
+    def _entry(self, name: str, entry: Entry) -> Entry:
+        return Entry(entry.key, self._replace(entry.tree, (name,)))
+
+    def _replace(self, tree: Tree, path: Path_) -> Tree:
+        if isinstance(tree.value, dict):
+            entries = tree.value.items()
+            return Tree({name: Entry(e.key, self._replace(e.tree, (*path, name))) for name, e in entries}, tree.span)
+        if isinstance(tree.value, tuple):
+            return Tree(tuple(self._replace(item, (*path, n)) for n, item in enumerate(tree.value)), tree.span)
+        match = REFERENCE.fullmatch(tree.value) if isinstance(tree.value, str) else None
+        if match is None:
+            return tree
+        found = self.params.get(match[1])
+        if found is not None:
+            return Tree(found.tree.value, tree.span)
+        self.broken.add(path)
+        if self.usable:
+            fix = nearest(match[1], self.params) or f"add it: params: {{{match[1]}: ...}}"
+            place = tree.span.place(path)
+            self.problems.append(
+                Problem(codes.UNKNOWN_PARAM, place, f"params has no '{match[1]}' for ${match[1]}", fix)
+            )
+        return Tree(None, tree.span)
+
+    def _check_param(self, tree: Tree, path: Path_) -> None:
+        for name, entry in tree.entries.items():
+            self._check_param(entry.tree, (*path, name))
+        for number, item in enumerate(tree.value if isinstance(tree.value, tuple) else ()):
+            self._check_param(item, (*path, number))
+        if isinstance(tree.value, str) and REFERENCE.fullmatch(tree.value):
+            fact = f"{dotted(path)} is '{tree.value}', but params cannot refer to params"
+            self.problems.append(Problem(codes.UNKNOWN_PARAM, tree.span.place(path), fact, "write the value"))

@@ -1,0 +1,147 @@
+"""From a file, overlays and all, to a `Document`, with every problem found on the way.
+
+One pass after the other, each of which goes on with what the one before could use: load, extend, `--set`, `$params`,
+validate, look at the data files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import Place, Problem
+from flowrl.spec import codes
+from flowrl.spec.document import Document, homes
+from flowrl.spec.load import Loaded, from_python, load_file
+from flowrl.spec.merge import incomplete, merge, overlay, with_bases
+from flowrl.spec.params import Substitution
+from flowrl.spec.tree import Path_, Source, Span, Tree, locate, plain, replaced, without_nulls
+from flowrl.spec.validate import repair
+
+# What takes the place of a required section that is missing, so that the others can still be checked.
+_STAND_INS: Mapping[Path_, Any] = {
+    ("flowrl",): 1,
+    ("name",): "unnamed",
+    ("data",): {"train": {"type": "arithmetic"}},
+    ("data", "train"): {"type": "arithmetic"},
+    ("batch",): {"prompts": 1, "group": 1},
+    ("batch", "prompts"): 1,
+    ("batch", "group"): 1,
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a document says, and what is wrong with it."""
+
+    document: Document | None
+    """The document without the values that were refused; None if nothing of it can be used."""
+    problems: tuple[Problem, ...]
+    """Everything found wrong, in the order of the file."""
+    resolved: dict[str, Any]
+    """The merged document as plain data, before defaults."""
+    broken: frozenset[Path_]
+    """Paths of values that were refused or are missing; what follows from them need not be reported."""
+    tree: Tree
+    """The merged document with a position for every value."""
+
+    def place(self, path: Sequence[str | int], key: bool = False) -> Place:
+        """Where the value at `path` was written, or its key; where its nearest ancestor was, if it was not written."""
+        return locate(self.tree, path, key).place(path)
+
+    def folder(self, path: Sequence[str | int]) -> Path:
+        """Where a relative path in the value at `path` starts: the folder of the file that holds the value."""
+        return locate(self.tree, path).source.folder
+
+    def is_broken(self, path: Path_) -> bool:
+        """Whether the value at `path`, or one that it is part of, was refused."""
+        return any(path[:length] in self.broken for length in range(1, len(path) + 1))
+
+
+def read_document(path: str | Path, sets: Sequence[str] = ()) -> Reading:
+    """Read a YAML file, with the `--set` arguments of the command laid on it."""
+    shown = str(path)
+    return _read(load_file(Path(path), shown), shown, Path(path), sets)
+
+
+def read_value(data: Mapping[str, Any], sets: Sequence[str] = ()) -> Reading:
+    """The same for a document made in Python."""
+    shown = "<python>"
+    return _read(from_python(data, Span(Source(shown, (), Path.cwd()))), shown, Path.cwd() / shown, sets)
+
+
+def _read(loaded: Loaded, shown: str, path: Path, sets: Sequence[str]) -> Reading:
+    tree, problems = with_bases(loaded, {path.resolve()}, [shown])
+    if tree is None:
+        return Reading(None, tuple(problems), {}, frozenset(), Tree({}, Span(Source(shown))))
+    over, more = overlay(sets, tree)
+    tree = merge(tree, over) if over is not None else tree
+    substitution = Substitution(tree)
+    tree = _anchored(without_nulls(substitution.tree))
+    resolved = plain(tree)
+    partly = incomplete(problems)
+
+    def place(path: Path_, key: bool = False) -> Place:
+        # A key missing at the top has no line to show.
+        return locate(tree, path, key).place(path) if path else Place(shown)
+
+    document, wrong, broken = repair(
+        Document, resolved, place, homes=homes(), broken=substitution.broken, stand_ins=_STAND_INS
+    )
+    problems = [*problems, *more, *substitution.problems, *wrong]
+    if partly:
+        # Only what a file says can be wrong while a file that it extends is missing, not what it leaves out.
+        problems = [problem for problem in problems if problem.code not in (codes.MISSING_KEY, codes.UNKNOWN_PARAM)]
+        document = None
+    reading = Reading(document, (), resolved, broken, tree)
+    problems += _data_problems(reading) if document is not None else []
+    return Reading(document, tuple(_in_order(problems, shown)), resolved, broken, tree)
+
+
+def _anchored(tree: Tree) -> Tree:
+    """The tree with every relative path of a file made absolute, from the folder of the file that says it.
+
+    A document may extend one in another folder, and the resolved document is kept in the run folder.
+    """
+    for section, key in (("data", "path"), ("models", "path"), ("nodes", "use")):
+        entries = tree.entries[section].tree.entries if section in tree.entries else {}
+        for name, entry in entries.items():
+            value = entry.tree.entries[key].tree if key in entry.tree.entries else None
+            if value is not None and isinstance(value.value, str) and _is_file(section, value.value):
+                folder = os.path.abspath(value.span.source.folder)
+                full = os.path.normpath(os.path.join(folder, os.path.expanduser(value.value)))
+                tree = replaced(tree, (section, name, key), full)
+    return tree
+
+
+def _is_file(section: str, value: str) -> bool:
+    """Whether a value names a file: a model may be a hub id instead, and a node the name of a class."""
+    if section == "nodes":
+        return value.rpartition(":")[0].endswith(".py")
+    return bool(value) and (section == "data" or value.startswith(("./", "../", "~/")))
+
+
+def _data_problems(reading: Reading) -> list[Problem]:
+    """Problems of the data files, of sets that are themselves right."""
+    assert reading.document is not None
+    found: list[Problem] = []
+    for name, data in reading.document.data.items():
+        if reading.is_broken(("data", name)):
+            continue
+
+        def place(key: str, name: str = name) -> Place:
+            return reading.place(("data", name, key))
+
+        sized = name == "train" and not reading.is_broken(("batch", "prompts"))
+        found += data.problems(place, reading.document.batch.prompts if sized else 1)
+    return found
+
+
+def _in_order(problems: Sequence[Problem], main: str) -> list[Problem]:
+    """By position, the main file first; nothing more on a value that YAML itself should not hold."""
+    refused = {problem.place for problem in problems if problem.code == codes.REFUSED_YAML}
+    kept = [problem for problem in problems if problem.code == codes.REFUSED_YAML or problem.place not in refused]
+    return sorted(kept, key=lambda p: (p.place.file != main, p.place.file, p.place.line, p.place.column))

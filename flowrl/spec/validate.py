@@ -1,0 +1,235 @@
+"""Pydantic errors as `Problem` values at the exact key or value; the rest of the data stays usable.
+
+Offending values are dropped and the data is validated again, so that one mistake does not hide the others, and what is
+right can be checked further.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from flowrl.errors import Place, Problem
+from flowrl.spec.facts import Said, missing_key, unknown_key, wrong_value
+from flowrl.spec.tree import Path_
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Locator(Protocol):
+    """Where the value at a path of the document was written, or its key."""
+
+    def __call__(self, path: Path_, key: bool = False) -> Place: ...
+
+
+class Repaired(NamedTuple):
+    """An instance of what is right in the data, the problems, and the paths of what was dropped."""
+
+    instance: Any
+    problems: list[Problem]
+    broken: frozenset[Path_]
+
+
+def validate(
+    model: type[Model],
+    data: Mapping[str, Any],
+    place: Locator,
+    path: Path_ = (),
+    *,
+    known: Iterable[str] = (),
+    homes: Mapping[str, str] | None = None,
+) -> tuple[Model | None, list[Problem]]:
+    """An instance of `model` from data that stands at `path` of the document, and the problems of the data.
+
+    With problems, the instance holds the class defaults where values were refused; it is None where that is not
+    possible. `known` are keys that may stand beside those of the model, for the nearest name of an unknown key;
+    `homes` says of a key of other sections where it belongs.
+    """
+    repaired = repair(model, data, place, path, known=known, homes=homes)
+    return repaired.instance, repaired.problems
+
+
+def repair(
+    model: type[Model],
+    data: Mapping[str, Any],
+    place: Locator,
+    path: Path_ = (),
+    *,
+    known: Iterable[str] = (),
+    homes: Mapping[str, str] | None = None,
+    broken: Collection[Path_] = (),
+    stand_ins: Mapping[Path_, Any] | None = None,
+) -> Repaired:
+    """Like `validate`; says also what was dropped.
+
+    Nothing is reported at paths that are `broken` already. `stand_ins` gives values for required keys that are missing,
+    so that a document without them can be checked further.
+    """
+    work = _Repair(model, data, path, place, tuple(known), homes or {}, set(broken), stand_ins or {})
+    instance = work.run()
+    return Repaired(instance, work.problems, frozenset(work.broken))
+
+
+class _Repair:
+    """Validates, reports and drops until what is left is right. Paths in here start at the data."""
+
+    def __init__(
+        self, model: type[BaseModel], data: Mapping[str, Any], path: Path_, place: Locator,
+        known: tuple[str, ...], homes: Mapping[str, str], broken: set[Path_], stand_ins: Mapping[Path_, Any],
+    ) -> None:  # fmt: skip
+        self.model, self.path, self.place, self.known, self.homes = model, path, place, known, homes
+        self.data: Any = _copy(data)
+        self.broken, self.stand_ins = broken, stand_ins
+        self.problems: list[Problem] = []
+
+    def run(self) -> BaseModel | None:
+        while self.data is not None:
+            try:
+                return self.model.model_validate(self.data)
+            except ValidationError as error:
+                self.handle(error.errors(include_url=False))
+        return None
+
+    def handle(self, errors: list[ErrorDetails]) -> None:
+        found: dict[Path_, list[ErrorDetails]] = {}
+        for error in errors:
+            found.setdefault(_real_path(error, self.data), []).append(error)
+        found = {path: group for path, group in found.items() if not self.made_tuple(path, group)}
+        # The branches of a union report at the value and inside it; what is inside says more.
+        outer = {path[:length] for path in found for length in range(len(path))}
+        inner = {path: group for path, group in found.items() if path not in outer}
+        for path, group in inner.items():
+            self.report(path, group)
+        for path, group in sorted(inner.items(), key=lambda one: len(one[0]), reverse=True):
+            self.drop(path, group[0]["type"])
+
+    def made_tuple(self, path: Path_, errors: list[ErrorDetails]) -> bool:
+        """Whether a list stood where a tuple is asked for; YAML has no other way to write one, so it becomes one."""
+        parent = _value_at(self.data, path[:-1]) if path else None
+        if not isinstance(parent, (dict, list)) or all(error["type"] != "tuple_type" for error in errors):
+            return False
+        value = _value_at(self.data, path)
+        if isinstance(value, list):
+            _put(parent, path[-1], tuple(value))
+        return isinstance(value, list)
+
+    def report(self, path: Path_, errors: list[ErrorDetails]) -> None:
+        full = self.path + path
+        # What was dropped is reported already, and what depends on it may only look wrong.
+        if any(full == dropped[: len(full)] or dropped == full[: len(dropped)] for dropped in self.broken):
+            return
+        at_key = errors[0]["type"] in _AT_KEY or errors[0]["loc"][-1:] == ("[key]",) or not path
+        where = full[:-1] if errors[0]["type"] in _MISSING else full
+        said = self.said(path, full, errors)
+        self.problems.append(Problem(said.code, self.place(where, key=at_key), said.fact, said.fix))
+
+    def said(self, path: Path_, full: Path_, errors: list[ErrorDetails]) -> Said:
+        kind = errors[0]["type"]
+        if kind in _MISSING:
+            return missing_key(full)
+        if kind == "extra_forbidden":
+            section = _model_at(self.model, path[:-1], self.data)
+            known = set(section.model_fields if section else ()) | set(self.known if len(path) == 1 else ())
+            return unknown_key(full, known, self.homes)
+        value = _value_at(self.data, path)
+        return wrong_value([dict(error) for error in errors], full, path[-1] if _is_key(errors[0]) else value)
+
+    def drop(self, path: Path_, kind: str = "") -> None:
+        """Take out the value at `path`, or, for a missing one, put its stand-in or take out what lacks it."""
+        if kind != "extra_forbidden":
+            # Nothing depends on a key that nobody knows.
+            self.broken.add(self.path + path)
+        missing = kind in _MISSING
+        if not path or (missing and len(path) == 1 and path not in self.stand_ins):
+            self.data = None
+            return
+        parent = _value_at(self.data, path[:-1])
+        if missing and path in self.stand_ins:
+            _put(parent, path[-1], _copy(self.stand_ins[path]))
+        elif missing or isinstance(parent, (list, tuple)):
+            self.drop(path[:-1])
+        elif isinstance(parent, dict):
+            parent.pop(path[-1], None)
+
+
+_MISSING = frozenset({"missing", "missing_key", "union_tag_not_found"})
+_AT_KEY = _MISSING | {"extra_forbidden"}
+
+
+def _is_key(error: ErrorDetails) -> bool:
+    return error["loc"][-1:] == ("[key]",)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copy(item) for name, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _real_path(error: ErrorDetails, data: Any) -> Path_:
+    """The location without the labels of union members, which are no keys of the data."""
+    path: list[str | int] = []
+    last = len(error["loc"]) - 1
+    for number, part in enumerate(error["loc"]):
+        if isinstance(data, dict) and part in data:
+            data = data[str(part)]
+        elif isinstance(data, (list, tuple)) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        elif not (number == last and error["type"] == "missing"):
+            continue
+        path.append(part)
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        path.append(str(error["ctx"]["discriminator"]).strip("'"))
+    if error["type"] == "missing_key":
+        path.append(str(error["ctx"]["key"]))
+    return tuple(path)
+
+
+def _value_at(data: Any, path: Path_) -> Any:
+    """The value, or None where the way to it has been dropped."""
+    for part in path:
+        if isinstance(data, dict):
+            data = data.get(str(part))
+        else:
+            data = data[part] if isinstance(data, (list, tuple)) and isinstance(part, int) else None
+    return data
+
+
+def _put(container: Any, part: str | int, value: Any) -> None:
+    container[part] = value
+
+
+def _model_at(annotation: Any, path: Path_, data: Any) -> type[BaseModel] | None:
+    """The model that describes the data at `path`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _model_at(get_args(annotation)[0], path, data)
+    if origin in (Union, UnionType):
+        members = [member for member in get_args(annotation) if _fits(member, data)]
+        return _model_at(members[0], path, data) if members else None
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    if not path:
+        return annotation if is_model else None
+    inner = data[path[0]]
+    if is_model:
+        field = annotation.model_fields.get(str(path[0]))
+        return _model_at(field.annotation, path[1:], inner) if field is not None else None
+    arguments = get_args(annotation)
+    return _model_at(arguments[-1], path[1:], inner) if arguments else None
+
+
+def _fits(member: Any, data: Any) -> bool:
+    """Whether a member of a union is meant: a list for a list, a model whose tag is the one given for a mapping."""
+    if get_origin(member) is Annotated:
+        return _fits(get_args(member)[0], data)
+    if get_origin(member) in (Union, UnionType):
+        return any(_fits(inner, data) for inner in get_args(member))
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        tags = {n: get_args(f.annotation) for n, f in member.model_fields.items() if n in ("type", "mode")}
+        return isinstance(data, dict) and all(data.get(name) in allowed for name, allowed in tags.items())
+    return isinstance(data, typing.get_origin(member) or (member if isinstance(member, type) else ()))

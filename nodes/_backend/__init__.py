@@ -1,0 +1,1 @@
+"""What the library nodes share: models, engines, training and its mathematics. No nodes here."""

@@ -1,0 +1,71 @@
+"""The `fake` engine: scripted texts, failures and latencies, always the same, without a model.
+
+It runs the real graph, store and schedules in seconds. A token is a byte of the text, then one token that ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from flowrl.model import Settings
+from flowrl.nodes._backend.engine import Completion, Finished, Request, Sampling
+
+END = 0
+"""The token that ends a response."""
+
+
+class Script(Settings):
+    """What the fake engine answers."""
+
+    texts: list[str | None] = Field(["0", "1"], min_length=1)
+    """Session s of every prompt answers with text s, over again when they run out; null is a session that fails."""
+    seconds: list[float] = Field([0.0], min_length=1)
+    """Prompt p of a call is answered that long after the call's start, over again when they run out."""
+    vocabulary: int = Field(257, ge=2)
+    """Token ids lie below this; a smaller one lets a real model read them."""
+
+
+class FakeEngine:
+    """See the module docstring; implements `_backend.engine.Engine`."""
+
+    def __init__(self, script: Script) -> None:
+        self._script, self._version = script, 0
+
+    def version(self) -> int:
+        """Version of the weights that it was last given."""
+        return self._version
+
+    def update_weights(self, weights: Any, version: int) -> None:
+        """Take note of the version."""
+        self._version = version
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The bytes of each prompt."""
+        return [self._tokens(prompt) for prompt in prompts]
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
+        """Requests in the order of their scripted times."""
+        start = time.monotonic()
+        seconds = [self._script.seconds[position % len(self._script.seconds)] for position in range(len(requests))]
+        for position in np.argsort(seconds, kind="stable").tolist():
+            time.sleep(max(0.0, start + seconds[position] - time.monotonic()))
+            sessions = [self._session(session, sampling) for session in range(len(requests[position].seeds))]
+            yield [Finished(position, sessions)]
+
+    def _session(self, session: int, sampling: Sampling) -> Completion | Exception:
+        text = self._script.texts[session % len(self._script.texts)]
+        if text is None:
+            return RuntimeError("the script says that this session fails")
+        ids = np.array([*self._tokens(text), END][: sampling.max_tokens], dtype=np.int64)
+        log_probs = np.full(len(ids), -np.log(self._script.vocabulary), dtype=np.float32)
+        versions = np.full(len(ids), self._version)
+        written = text.encode()[: sampling.max_tokens].decode(errors="ignore")
+        return Completion(ids, log_probs, versions, written, "stop" if ids[-1] == END else "length")
+
+    def _tokens(self, text: str) -> list[int]:
+        return [1 + byte % (self._script.vocabulary - 1) for byte in text.encode()]

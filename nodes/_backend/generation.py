@@ -1,0 +1,197 @@
+"""The `transformers` engine: generation in the worker, on a copy of the weights of its own.
+
+Sessions that have the same prompt and have drawn the same tokens so far are one *branch*: it is computed once, however
+many sessions share it. So a prompt is prefilled once for its whole group, and a confident policy costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.model import ModelSpec
+from flowrl.nodes._backend.engine import Completion, Finished, Request, Sampling
+from flowrl.nodes._backend.models import load_model, load_tokenizer
+from flowrl.nodes._backend.weights import Weights, checksum_of, pack, unpack
+from flowrl.rows import Array, Jagged
+
+
+class Prefix(NamedTuple):
+    """What the model has seen of B branches, and what it expects next."""
+
+    cache: Any
+    """Keys and values (`transformers.DynamicCache`)."""
+    mask: Tensor
+    """(B, columns) 1 where a column holds a token: prompts are padded on the left."""
+    length: Tensor
+    """(B,) tokens seen."""
+    logits: Tensor
+    """(B, vocabulary) of the next token."""
+
+
+class Drawn:
+    """The tokens that the S sessions of some requests have drawn so far."""
+
+    def __init__(self, requests: Sequence[Request], limits: Array, max_tokens: int) -> None:
+        self.num_sessions = np.array([len(request.seeds) for request in requests])
+        self.request = np.repeat(np.arange(len(requests)), self.num_sessions)
+        self.limit = limits[self.request]
+        # A stream of its own for each session: who else is in the batch changes nothing.
+        streams = [np.random.Generator(np.random.Philox(key=seed)) for request in requests for seed in request.seeds]
+        self.uniform = np.stack([stream.random(max_tokens) for stream in streams])
+        self.ids = np.zeros(self.uniform.shape, dtype=np.int64)
+        self.log_probs = np.zeros(self.uniform.shape, dtype=np.float32)
+        self.versions = np.zeros(self.uniform.shape, dtype=np.int64)
+        self.length = np.zeros(len(self.request), dtype=np.int64)
+        self.stopped = np.zeros(len(self.request), dtype=np.bool_)
+
+    def completion(self, session: int, decode: Callable[[list[int]], str]) -> Completion:
+        """What a finished session has drawn."""
+        drawn = slice(0, int(self.length[session]))
+        ids, log_probs = self.ids[session, drawn], self.log_probs[session, drawn]
+        reason = "stop" if self.stopped[session] else "length"
+        return Completion(ids, log_probs, self.versions[session, drawn], decode(ids.tolist()), reason)
+
+
+class TransformersEngine:
+    """See the module docstring; implements `_backend.engine.Engine`."""
+
+    def __init__(self, spec: ModelSpec, device: str, chat_template: bool, max_sequences: int) -> None:
+        self._model = load_model(spec, device).requires_grad_(False)
+        self._tokenizer = load_tokenizer(spec.path)
+        self._device, self._max_sequences, self._version = device, max_sequences, 0
+        self._chat_template = chat_template and self._tokenizer.chat_template is not None
+        self._end_tokens = end_tokens(
+            self._model.generation_config.eos_token_id, self._model.config.eos_token_id, self._tokenizer.eos_token_id
+        )
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        self._max_length = int(limit or np.iinfo(np.int64).max)
+
+    def version(self) -> int:
+        """Version of the weights in use; 0 before the first update."""
+        return self._version
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Copy the weights in; compare checksums where the sender made one."""
+        unpack(weights, self._model)
+        if weights.checksum:
+            here = pack(self._model, str(self._model.dtype).removeprefix("torch.")).arrays
+            if checksum_of(here) != weights.checksum:
+                raise RuntimeError("the engine's weights differ from the training weights after the sync")
+        self._version = version
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each prompt, through the chat template where the tokenizer has one."""
+        if not self._chat_template:
+            return list(self._tokenizer(list(prompts))["input_ids"])
+        turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        texts = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        # The template has written the special tokens, so the tokenizer must not add them again.
+        return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
+        """Requests as they finish; at most `max_sequences` sessions (or one request) are worked on at a time."""
+        fits = [0 < len(request.prompt) < self._max_length for request in requests]
+        yield [self._refuse(position, requests[position]) for position in np.flatnonzero(~np.array(fits)).tolist()]
+        wave: list[int] = []
+        for position in np.flatnonzero(fits).tolist():
+            if wave and sum(len(requests[each].seeds) for each in [*wave, position]) > self._max_sequences:
+                yield from self._generate(wave, requests, sampling)
+                wave = []
+            wave.append(position)
+        if wave:
+            yield from self._generate(wave, requests, sampling)
+
+    def _refuse(self, position: int, request: Request) -> Finished:
+        reason = f"has {len(request.prompt)} tokens, the model takes {self._max_length} with the response"
+        error = ValueError(f"the prompt {reason}" if request.prompt else "the prompt is empty")
+        return Finished(position, [error] * len(request.seeds))
+
+    def _generate(
+        self, wave: Sequence[int], requests: Sequence[Request], sampling: Sampling
+    ) -> Iterator[list[Finished]]:
+        prompts = Jagged.of([requests[position].prompt for position in wave], np.int64)
+        limits = np.minimum(sampling.max_tokens, self._max_length - prompts.lengths)
+        drawn = Drawn([requests[position] for position in wave], limits, int(limits.max()))
+        prefix, branch = self._prefill(prompts), drawn.request
+        active, num_open = np.arange(len(branch)), drawn.num_sessions.copy()
+        for step in range(int(limits.max())):
+            ids, log_probs = sample(prefix.logits, branch, drawn.uniform[active, step], sampling.temperature)
+            drawn.ids[active, step], drawn.log_probs[active, step] = ids, log_probs
+            drawn.versions[active, step] = self._version
+            drawn.stopped[active] = stopped = np.isin(ids, self._end_tokens)
+            ended = stopped | (step + 1 >= drawn.limit[active])
+            drawn.length[active[ended]] = step + 1
+            num_open -= np.bincount(drawn.request[active[ended]], minlength=len(wave))
+            touched = np.unique(drawn.request[active[ended]])
+            yield [self._finished(wave, drawn, request) for request in touched[num_open[touched] == 0].tolist()]
+            active, branch, ids = active[~ended], branch[~ended], ids[~ended]
+            if len(active):
+                prefix, branch = self._extend(prefix, branch, ids)
+
+    def _finished(self, wave: Sequence[int], drawn: Drawn, request: int) -> Finished:
+        sessions = np.flatnonzero(drawn.request == request).tolist()
+        return Finished(wave[request], [drawn.completion(session, self._decode) for session in sessions])
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    # inference_mode is entered for each pass, not around the loop: across a `yield` it would leak to the caller.
+    @torch.inference_mode()
+    def _prefill(self, prompts: Jagged) -> Prefix:
+        width = int(prompts.lengths.max())
+        mask = torch.from_numpy(np.arange(width) >= width - prompts.lengths[:, None]).to(self._device)
+        ids = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
+        ids[mask] = torch.from_numpy(prompts.values).to(self._device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        return self._forward(ids, positions, mask.long(), None)
+
+    @torch.inference_mode()
+    def _extend(self, prefix: Prefix, branch: Array, ids: Array) -> tuple[Prefix, Array]:
+        """Feed the ids that sessions on these branches have drawn; the new prefix, and each session's branch of it."""
+        distinct, branch = np.unique(branch * prefix.logits.shape[1] + ids, return_inverse=True)
+        parents, tokens = (torch.from_numpy(part).to(self._device) for part in divmod(distinct, prefix.logits.shape[1]))
+        prefix.cache.batch_select_indices(parents)
+        length = prefix.length[parents]
+        mask = torch.cat([prefix.mask[parents], prefix.mask.new_ones(len(parents), 1)], dim=1)
+        return self._forward(tokens[:, None], length[:, None], mask, prefix.cache), branch
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Prefix:
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return Prefix(output.past_key_values, mask, positions[:, -1] + 1, output.logits[:, -1])
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, branch: Array, uniform: Array, temperature: float) -> tuple[Array, Array]:
+    """A token id (S,) int64 for each session and its log-probability (S,) float32, by the inverse of the distribution.
+
+    `logits` (B, V) are those of the branches, `branch` (S,) says which a session is on, `uniform` (S,) is its draw.
+    """
+    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    cumulative = log_probs.exp().cumsum(dim=-1)
+    where = torch.from_numpy(branch).to(logits.device)
+    total = cumulative[where, -1]
+    draw = torch.from_numpy(uniform).to(logits.device, torch.float32) * total
+    # Rounding may lift the draw to the total, and no token lies beyond it.
+    draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))
+    ids = torch.searchsorted(cumulative[where], draw[:, None], right=True).squeeze(1)
+    return ids.cpu().numpy(), log_probs[where, ids].cpu().numpy()
+
+
+def end_tokens(*sources: int | Sequence[int] | None) -> list[int]:
+    """All ids that end a response: configurations hold one, several in any order, or none."""
+    found: set[int] = set()
+    for source in sources:
+        found.update([source] if isinstance(source, int) else source or [])
+    return sorted(found)

@@ -1,0 +1,1 @@
+"""Nodes that turn rewards into advantages."""

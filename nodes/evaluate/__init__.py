@@ -1,0 +1,1 @@
+"""Nodes that measure a model without training it."""

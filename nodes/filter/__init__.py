@@ -1,0 +1,1 @@
+"""Nodes that choose which trajectories are trained on."""

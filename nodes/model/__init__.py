@@ -1,0 +1,1 @@
+"""Nodes that run a model over finished trajectories."""

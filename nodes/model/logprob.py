@@ -1,0 +1,58 @@
+"""Log-probabilities of finished responses under a model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, PrivateAttr
+
+from flowrl.batch import PromptToken, Step, Token
+from flowrl.node import Context, Node
+from flowrl.nodes._backend.partition import plan_micro_batches, shards
+from flowrl.rows import Jagged
+
+
+class Logprob(Node):
+    """Score every response token with the model's training weights, or with those of a frozen reference."""
+
+    weights = "reads"
+    device = "accelerator"
+
+    max_tokens_per_microbatch: int = Field(8192, ge=1)
+    """Padded tokens of one forward pass; bounds memory and changes no value."""
+
+    _context: Context = PrivateAttr()
+    _model: Any = PrivateAttr()
+
+    class Out(NamedTuple):
+        log_probs: Token[float]
+
+    def setup(self, context: Context) -> None:
+        from flowrl.nodes._backend.models import use_threads
+        from flowrl.nodes._backend.trainer import model_of
+
+        use_threads(context)
+        self._context, self._model = context, model_of(context)
+
+    def run(self, prompt_ids: PromptToken[int], response_ids: Token[int], temperature: Step[float]) -> Out:
+        import torch
+
+        from flowrl.nodes._backend.logprob import token_log_probs
+
+        num_ranks, rank = self._context.num_ranks, self._context.rank
+        prompts, responses = prompt_ids.jagged, response_ids.jagged
+        costs = prompts.lengths + responses.lengths
+        found = np.zeros(len(responses.values), dtype=np.float32)
+        for micro in plan_micro_batches(costs, num_ranks, rank, self.max_tokens_per_microbatch):
+            index = np.sort(micro.rows)
+            with torch.inference_mode():
+                log_probs, _ = token_log_probs(
+                    self._model, prompts.take(index), responses.take(index), temperature.value
+                )
+            found[np.isin(responses.row, index)] = log_probs.cpu().numpy()
+        if num_ranks == 1:
+            return self.Out(Token(response_ids.rows, found, response_ids.offsets))
+        own = np.flatnonzero(shards(costs, num_ranks) == rank)
+        scored = Jagged(found, responses.offsets).take(own)
+        return self.Out(Token(response_ids.rows.take(own), scored.values, scored.offsets))

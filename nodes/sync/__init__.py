@@ -1,0 +1,1 @@
+"""Nodes that carry trained weights to the engines that generate with them."""

@@ -1,0 +1,1 @@
+"""Nodes that change a model's weights."""

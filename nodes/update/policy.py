@@ -1,0 +1,186 @@
+"""The policy update of GRPO and PPO: clipped surrogate, divergence from a reference, entropy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from flowrl.batch import PromptToken, Step, Token
+from flowrl.metric import metric
+from flowrl.node import Context, Node
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flowrl.nodes._backend.minibatch import TokenRows
+    from flowrl.nodes._backend.partition import MicroBatch
+
+
+class Policy(Node):
+    """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
+
+    scope = "batch"
+    weights = "updates"
+    pure = False
+    device = "accelerator"
+
+    minibatch: int = Field(ge=1)
+    """Prompts of one optimizer step."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the batch."""
+    shuffle: bool = False
+    """Cut each epoch's mini-batches in another order of the prompts, drawn from the run's seed and their uids."""
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """How far the probability ratio may fall below 1 with a gain."""
+    clip_high: float = Field(0.2, ge=0)
+    """How far the probability ratio may rise above 1 with a gain."""
+    dual_clip: float = Field(3.0, gt=1)
+    """Largest loss of a token with a negative advantage, in multiples of the advantage."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the divergence from the reference; at 0, `ref_log_probs` is not read."""
+    kl: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Estimator of that divergence."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy; a positive one raises it."""
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How the losses of tokens become one number."""
+    max_tokens_per_microbatch: int = Field(8192, ge=1)
+    """Padded tokens of one forward pass; bounds memory and changes no value."""
+
+    _context: Context = PrivateAttr()
+    _trainer: Any = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _dual_clip_lies_above_the_clip(self) -> Self:
+        if self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip must be above 1 + clip_high = {1 + self.clip_high:g}, got {self.dual_clip:g}")
+        return self
+
+    def needs(self) -> dict[str, bool]:
+        return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
+
+    def setup(self, context: Context) -> None:
+        from flowrl.nodes._backend.trainer import trainer_of
+
+        self._context, self._trainer = context, trainer_of(context)
+
+    def run(
+        self,
+        prompt_ids: PromptToken[int],
+        response_ids: Token[int],
+        loss_mask: Token[bool],
+        advantages: Token[float],
+        temperature: Step[float],
+        old_log_probs: Token[float] | None = None,
+        ref_log_probs: Token[float] | None = None,
+        rollout_log_probs: Token[float] | None = None,
+        max_tokens: Step[int] | None = None,
+    ) -> None:
+        from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+
+        rows = prompt_ids.rows
+        num_steps = self.epochs * -(-rows.num_groups // self.minibatch)
+        if old_log_probs is None and num_steps > 1:
+            raise ValueError(
+                f"{num_steps} optimizer steps on one batch need old_log_probs, the policy before the first of them: "
+                "add {use: model.logprob, writes: {log_probs: old_log_probs}}, or take one step (minibatch, epochs)"
+            )
+        columns = {
+            "advantages": advantages,
+            "old_log_probs": old_log_probs,
+            "ref_log_probs": ref_log_probs,
+            "rollout_log_probs": rollout_log_probs,
+        }
+        floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
+        batch = TokenRows(
+            prompt_ids.jagged, response_ids.jagged, {"loss_mask": loss_mask.cast("bool").jagged, **floats}
+        )
+        budget = 0 if max_tokens is None else max_tokens.value
+        for epoch in range(self.epochs):
+            shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
+            for index in mini_batches(rows, self.minibatch, shuffle_seed):
+                self._update(batch.take(index), temperature.value, budget)
+
+    def _update(self, batch: TokenRows, temperature: float, max_tokens: int) -> None:
+        """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
+        from flowrl.nodes._backend.losses import denominator
+        from flowrl.nodes._backend.partition import plan_micro_batches
+
+        batch = batch.with_any("loss_mask")
+        lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them
+        if len(batch) == 0:
+            metric("actor/empty_minibatches", lead, reduce="sum")
+            return
+        divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
+        plan = plan_micro_batches(
+            batch.costs, self._context.num_ranks, self._context.rank, self.max_tokens_per_microbatch
+        )
+        learning_rate = self._trainer.learning_rate
+
+        def share(model: Any, micro: MicroBatch) -> Tensor:
+            return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
+
+        update = self._trainer.step(plan, share)
+        for name in ("actor/loss", "actor/pg_loss", "actor/kl_loss"):
+            metric(name, 0.0, lead)  # shares of one mini-batch add up to one value
+        if not update.skipped:
+            metric("actor/grad_norm", lead * update.grad_norm, lead)
+        metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
+        metric("actor/lr", learning_rate, reduce="last")
+
+    def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
+        """A micro-batch's part of the mini-batch's loss."""
+        from flowrl.nodes._backend.logprob import token_log_probs
+        from flowrl.nodes._backend.losses import aggregate, kl, policy_loss, within
+
+        log_probs, entropy = token_log_probs(model, part.prompts, part.responses, temperature, with_entropy=True)
+        assert entropy is not None
+        device = log_probs.device
+        mask = part.tensor("loss_mask", device) & (not excluded)
+        row = part.row.to(device)
+
+        def column(name: str) -> Tensor:
+            return within(mask, part.tensor(name, device))
+
+        def total(values: Tensor) -> Tensor:
+            return aggregate(values, row, mask, self.aggregation, divisor)
+
+        log_probs, entropy = within(mask, log_probs), within(mask, entropy)
+        anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
+        policy, clipped = policy_loss(
+            log_probs,
+            anchor,
+            column("advantages"),
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+        loss = pg_loss = total(policy)
+        num_tokens = float(mask.sum())
+        if self.kl_coef > 0:
+            divergence, clamped = kl(log_probs, column("ref_log_probs"), self.kl)
+            kl_loss = total(divergence)
+            loss = loss + self.kl_coef * kl_loss
+            metric("actor/kl_loss", kl_loss.item(), 0.0)
+            metric("actor/kl_clamped", float((clamped & mask).sum()), reduce="sum")
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * total(entropy)
+        metric("actor/loss", loss.item(), 0.0)
+        metric("actor/pg_loss", pg_loss.item(), 0.0)
+        metric("actor/entropy", entropy.detach().sum().item(), num_tokens)
+        metric("actor/clip_fraction", float((clipped & mask).sum()), num_tokens)
+        if "rollout_log_probs" in part.columns:
+            _report_mismatch(anchor - column("rollout_log_probs"), num_tokens)
+        return loss
+
+
+def _report_mismatch(difference: Tensor, num_tokens: float) -> None:
+    """How far the engine's probabilities are from the trainer's, from (T,) log ratios that are 0 outside the mask."""
+    from flowrl.nodes._backend.losses import MAX_LOG_RATIO
+
+    bounded = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    metric("mismatch/log_ratio", difference.abs().sum().item(), num_tokens)
+    metric("mismatch/kl", (bounded.expm1() - bounded).sum().item(), num_tokens)

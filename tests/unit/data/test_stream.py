@@ -1,0 +1,64 @@
+"""Order and identity of prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.data.stream import PromptStream, epoch_order, prompt_uid
+
+ROWS = [{"prompt": str(number)} for number in range(10)]
+
+
+def test_a_uid_tells_row_epoch_and_attempt() -> None:
+    assert prompt_uid(0, 17) == "u17"
+    assert prompt_uid(1, 17) == "u17e1"
+    assert prompt_uid(1, 17, 2) == "u17e1a2"
+    assert prompt_uid(0, 17, 2) == "u17a2"
+
+
+def test_rows_come_in_file_order_when_not_shuffled_and_epochs_follow_each_other() -> None:
+    stream = PromptStream(ROWS, seed=0, shuffle=False)
+    assert [prompt.uid for prompt in stream.take(8)] == [f"u{row}" for row in range(8)]
+    assert [prompt.uid for prompt in stream.take(4)] == ["u8", "u9", "u0e1", "u1e1"]
+
+
+def test_the_order_follows_from_seed_and_epoch_alone() -> None:
+    assert epoch_order(6, 0, 0) == epoch_order(6, 0, 0)
+    orders = [epoch_order(50, seed, epoch) for seed in (-1, 0, 1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 6
+    assert all(sorted(order) == list(range(50)) for order in orders)
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    assert epoch_order(10, 0, 0) == [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
+
+
+def test_a_prompt_carries_its_row() -> None:
+    for prompt in PromptStream(ROWS, seed=3).take(10):
+        assert prompt.uid == f"u{prompt.row['prompt']}"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 10])
+def test_a_batch_never_holds_a_row_twice_and_every_row_comes_once_an_epoch(size: int) -> None:
+    stream = PromptStream(ROWS, seed=1)
+    taken: list[str] = []
+    for _ in range(60):
+        batch = stream.take(size)
+        assert len({prompt.row["prompt"] for prompt in batch}) == size
+        taken += [prompt.uid for prompt in batch]
+    assert len(set(taken)) == len(taken)
+    settled = len(taken) // len(ROWS) - 1
+    assert {prompt_uid(epoch, row) for epoch in range(settled) for row in range(len(ROWS))} <= set(taken)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_stopping_anywhere_changes_nothing(shuffle: bool) -> None:
+    whole = PromptStream(ROWS, seed=2, shuffle=shuffle)
+    expected = [whole.take(4) for _ in range(12)]
+    state, got = PromptStream(ROWS, seed=2, shuffle=shuffle).state(), []
+    for _ in range(12):
+        resumed = PromptStream(ROWS, seed=2, shuffle=shuffle)
+        resumed.load_state(state)
+        got.append(resumed.take(4))
+        state = resumed.state()
+    assert got == expected

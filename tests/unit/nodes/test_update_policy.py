@@ -1,0 +1,212 @@
+"""`update.policy`: one step on the sum of all shares, whatever the micro-batches, the order of rows, or the padding."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trajectories import trajectories
+
+from flowrl.batch import Batch, Step, Token
+from flowrl.join import take
+from flowrl.metric import collect
+from flowrl.model import ModelSpec, OptimizerSpec
+from flowrl.node import Context
+from flowrl.nodes._backend.logprob import token_log_probs
+from flowrl.nodes._backend.minibatch import mini_batches
+from flowrl.nodes._backend.trainer import Trainer, trainer_of
+from flowrl.nodes.update.policy import Policy
+from flowrl.rows import Jagged, Rows
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+ALL_TERMS = {"kl_coef": 0.1, "entropy_coef": 0.01}
+
+
+def columns(batch: Batch, **changes: Any) -> dict[str, Any]:
+    return {**batch.columns, "max_tokens": Step(batch.rows, 9)} | changes
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
+
+
+def updated(
+    context: Context, batch: Batch, sgd: bool = True, changes: dict[str, Any] | None = None, **settings: Any
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """How far a fresh model has moved, and the metrics; under SGD with rate 1 that is the gradient."""
+    context = replace(context, shared={})
+    node = Policy(**({"minibatch": 4} | settings))
+    node.setup(context)
+    trainer = trainer_of(context)
+    if sgd:
+        trainer.optimizer = torch.optim.SGD(trainer.module.parameters(), lr=1.0)
+    before = parameters(trainer)
+    with collect() as report:
+        node.run(**columns(batch, **(changes or {})))
+    return parameters(trainer) - before, {name: metric.value for name, metric in report.metrics.items()}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_change_neither_gradient_nor_metrics(aggregation: str, context: Context) -> None:
+    batch = trajectories()
+    whole, metrics = updated(context, batch, aggregation=aggregation, **ALL_TERMS)
+    assert whole.abs().max() > 1e-3
+    for max_tokens in (1, 30):
+        moved, others = updated(
+            context, batch, aggregation=aggregation, max_tokens_per_microbatch=max_tokens, **ALL_TERMS
+        )
+        assert torch.allclose(moved, whole, atol=1e-6)
+        assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("sgd", [True, False], ids=["sgd", "adamw"])
+def test_the_order_of_rows_changes_nothing(sgd: bool, context: Context) -> None:
+    batch = trajectories()
+    order = np.random.default_rng(1).permutation(len(batch.rows))
+    spec = ModelSpec(path="arith-tiny", trainable=True, optimizer=OptimizerSpec(lr=1e-5))
+    context = replace(context, models={"policy": spec})
+    settings = {"minibatch": 2, "epochs": 2, "shuffle": True} | ALL_TERMS
+    first, metrics = updated(context, batch, sgd, **settings)
+    second, others = updated(context, take(batch, order), sgd, **settings)
+    assert torch.allclose(first, second, atol=1e-6)
+    assert others == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+
+
+def test_the_loss_is_the_one_of_the_formula(context: Context) -> None:
+    batch = trajectories()
+    _, metrics = updated(context, batch, kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
+    model = trainer_of(replace(context, shared={})).module
+    at = {name: torch.from_numpy(column.values) for name, column in batch.columns.items()}
+    one_row = [np.array([row]) for row in range(len(batch.rows))]
+    prompts, responses = batch.columns["prompt_ids"].jagged, batch.columns["response_ids"].jagged  # type: ignore[attr-defined]
+    parts = [token_log_probs(model, prompts.take(row), responses.take(row), 0.7, True) for row in one_row]
+    log_probs, entropy = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])  # type: ignore[misc]
+    ratio, advantages = (log_probs - at["old_log_probs"]).exp(), at["advantages"]
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    policy = -torch.where(advantages < 0, torch.maximum(surrogate, 3.0 * advantages), surrogate)
+    difference = log_probs - at["ref_log_probs"]
+    kl = ((-difference).exp() + difference - 1).clamp(max=10)
+    mask = at["loss_mask"]
+    assert metrics["actor/pg_loss"] == pytest.approx(policy[mask].mean().item(), rel=1e-5)
+    assert metrics["actor/kl_loss"] == pytest.approx(kl[mask].mean().item(), rel=1e-5)
+    assert metrics["actor/entropy"] == pytest.approx(entropy[mask].mean().item(), rel=1e-5)
+    total = policy[mask].mean() + 0.1 * kl[mask].mean() - 0.01 * entropy[mask].mean()
+    assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
+
+
+def test_what_lies_outside_the_mask_reaches_nothing(context: Context) -> None:
+    batch = trajectories()
+    expected, metrics = updated(context, batch, **ALL_TERMS)
+    outside = ~batch.columns["loss_mask"].values
+    spoiled = {}
+    for name in ("advantages", "old_log_probs", "ref_log_probs"):
+        column = batch.columns[name]
+        values = column.values.copy()
+        values[outside] = np.nan
+        spoiled[name] = Token[float](batch.rows, values, column.offsets)  # type: ignore[attr-defined]
+    moved, others = updated(context, batch, changes=spoiled, **ALL_TERMS)
+    assert torch.equal(moved, expected)
+    assert others == metrics
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(context: Context) -> None:
+    batch = trajectories()
+    node = Policy(minibatch=4)
+    node.setup(context)
+    trainer = trainer_of(context)
+    node.run(**columns(batch))
+    before = parameters(trainer)
+    state = {key: value for key, value in trainer.optimizer.state_dict()["state"][0].items()}
+    kept = {key: value.clone() for key, value in state.items()}
+    advantages = batch.columns["advantages"]
+    values = np.where(batch.columns["loss_mask"].values, np.nan, advantages.values)
+    with collect() as report:
+        node.run(**columns(batch, advantages=Token(batch.rows, values, advantages.offsets)))  # type: ignore[attr-defined]
+    assert torch.equal(parameters(trainer), before)
+    assert all(torch.equal(value, kept[key]) for key, value in trainer.optimizer.state_dict()["state"][0].items())
+    assert report.metrics["actor/skipped_steps"].value == 1
+    assert all(parameter.grad is None for parameter in trainer.module.parameters())
+    node.run(**columns(batch))
+    assert torch.isfinite(parameters(trainer)).all()
+    assert not torch.equal(parameters(trainer), before)
+
+
+def test_an_empty_mask_takes_no_step(context: Context) -> None:
+    batch = trajectories()
+    mask = batch.columns["loss_mask"]
+    nothing = Token(batch.rows, np.zeros_like(mask.values), mask.offsets)  # type: ignore[attr-defined]
+    moved, metrics = updated(context, batch, sgd=False, changes={"loss_mask": nothing})
+    assert not moved.any()
+    assert metrics == {"actor/empty_minibatches": 1}
+
+
+def test_gradients_above_the_limit_are_scaled_to_it(context: Context) -> None:
+    batch = trajectories()
+    spec = ModelSpec(path="arith-tiny", trainable=True, optimizer=OptimizerSpec(max_grad_norm=0.01))
+    free, metrics = updated(context, batch)
+    moved, clipped = updated(replace(context, models={"policy": spec}), batch)
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert clipped["actor/grad_norm"] == metrics["actor/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-4)
+
+
+def test_several_steps_need_the_policy_before_the_first(context: Context) -> None:
+    batch = trajectories()
+    with pytest.raises(ValueError, match="2 optimizer steps on one batch need old_log_probs"):
+        updated(context, batch, minibatch=2, changes={"old_log_probs": None})
+    moved, metrics = updated(context, batch, changes={"old_log_probs": None})
+    assert moved.any()
+    assert metrics["actor/clip_fraction"] == 0
+
+
+def test_own_log_probs_are_the_anchor_of_a_single_step(context: Context) -> None:
+    batch = trajectories()
+    without, _ = updated(context, batch, changes={"old_log_probs": None})
+    response_ids = batch.columns["response_ids"]
+    with torch.no_grad():
+        anchor, _ = token_log_probs(
+            trainer_of(replace(context, shared={})).module,
+            batch.columns["prompt_ids"].jagged,  # type: ignore[attr-defined]
+            response_ids.jagged,  # type: ignore[attr-defined]
+            0.7,
+        )
+    given, _ = updated(
+        context,
+        batch,
+        changes={"old_log_probs": Token(batch.rows, anchor.numpy(), response_ids.offsets)},  # type: ignore[attr-defined]
+    )
+    assert torch.allclose(without, given, atol=1e-6)
+
+
+def test_the_distance_from_the_engine_is_reported(context: Context) -> None:
+    batch = trajectories()
+    old = batch.columns["old_log_probs"]
+    _, metrics = updated(context, batch, changes={"rollout_log_probs": old - 0.5})  # type: ignore[operator]
+    assert metrics["mismatch/log_ratio"] == pytest.approx(0.5, rel=1e-5)
+    assert metrics["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5, rel=1e-5)
+
+
+def test_settings_say_what_is_read() -> None:
+    assert Policy(minibatch=1).needs() == {"ref_log_probs": False, "max_tokens": False}
+    node = Policy(minibatch=1, kl_coef=0.1, aggregation="seq-mean-token-sum-norm")
+    assert node.needs() == {"ref_log_probs": True, "max_tokens": True}
+
+
+def test_the_dual_clip_must_lie_above_the_clip() -> None:
+    with pytest.raises(ValueError, match="above 1 \\+ clip_high = 1.5, got 1.4"):
+        Policy(minibatch=1, clip_high=0.5, dual_clip=1.4)
+
+
+def test_mini_batches_are_cut_by_identity_in_any_order_of_arrival() -> None:
+    rows = Rows.of("ccaabbdd")
+    other = rows.take(np.array([7, 0, 3, 4, 2, 5, 6, 1]))
+    for seed in (None, "0/0", "0/1", "1/0"):
+        names = [[rows.names()[i] for i in part] for part in mini_batches(rows, 2, seed)]
+        assert names == [[other.names()[i] for i in part] for part in mini_batches(other, 2, seed)]
+        assert sorted(sum(names, [])) == sorted(rows.names())
+        assert [len(part) for part in names] == [4, 4]
+    plain = [[rows.names()[i] for i in part] for part in mini_batches(rows, 2)]
+    assert plain[0] == ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
+    cuts = {str([sorted(rows.group[part].tolist()) for part in mini_batches(rows, 2, f"0/{e}")]) for e in range(20)}
+    assert len(cuts) > 3
