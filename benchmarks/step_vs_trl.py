@@ -1,11 +1,12 @@
 """Seconds of one GRPO step: flowrl's default pipeline against TRL's GRPOTrainer, in turn on the same cores.
 
-Usage: python benchmarks/step_vs_trl.py [--steps 60] [--prompts 32] [--group 8] [--max-tokens 8] [--threads 2] [--repeats 3]
+Usage: python benchmarks/step_vs_trl.py [--steps 60] [--prompts 32] [--group 8] [--max-tokens 8] [--threads 2]
+           [--repeats 3] [--peer-env FOLDER] [--peer-script FILE]
 
 The work is matched: the same model, prompts, samples, tokens and learning rate, no reference model, one update a step
-(so old log-probabilities are the update's own on both sides), no tracker. Each side runs in a process of its own that
-is confined to `--threads` cores, Ray's processes included. A step's time is the mean after the fifth step, as the
-peer's script measures it. The sides alternate and repeat, so that noise of the machine shows as spread.
+(so old log-probabilities are the update's own on both sides), no tracker, no checkpoints. Each side runs in a process
+of its own that is confined to `--threads` cores, Ray's processes included. A step's time is the mean after the fifth
+step, as the peer's script measures it. The sides alternate and repeat, so that noise of the machine shows as spread.
 """
 
 from __future__ import annotations
@@ -53,15 +54,21 @@ class Work:
             "nodes.actor_update.kl_coef=0.0",
             f"nodes.actor_update.minibatch={self.prompts}",
             "tracking={type: none}",
+            "checkpoint=null",
             f"run.steps={self.steps}",
             f"run.dir={folder}",
         ]
 
     def peer_arguments(self) -> list[str]:
         """The same work for the peer's script."""
-        values = {"steps": self.steps, "prompts": self.prompts, "group": self.group, "max-tokens": self.max_tokens}
-        values |= {"lr": self.lr, "threads": self.threads}
-        return [f"--{name}={value}" for name, value in values.items()]
+        return [
+            f"--steps={self.steps}",
+            f"--prompts={self.prompts}",
+            f"--group={self.group}",
+            f"--max-tokens={self.max_tokens}",
+            f"--lr={self.lr}",
+            f"--threads={self.threads}",
+        ]
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,16 @@ def parse() -> tuple[Work, argparse.Namespace]:
     return work, options
 
 
+def describe(ours: Measured, theirs: Measured) -> str:
+    """One pair of runs in one line."""
+    return (
+        f"flowrl {ours.seconds_per_step:.4f} s/step (median {ours.times['time/step']:.4f}, engine "
+        f"{1e3 * ours.times['time/engine']:.1f} ms, last reward {ours.last_reward:.3f})  "
+        f"trl {theirs.seconds_per_step:.4f} s/step (last reward {theirs.last_reward:.3f})  "
+        f"ratio {ours.seconds_per_step / theirs.seconds_per_step:.3f}"
+    )
+
+
 def main() -> None:
     """Measure both sides in turn and print every pair, the median ratio, and where flowrl's time goes."""
     work, options = parse()
@@ -161,18 +178,13 @@ def main() -> None:
     for repeat in range(1, options.repeats + 1):
         ours, theirs = measure_flowrl(work), measure_peer(work, python, script)
         pairs.append((ours, theirs))
-        print(
-            f"repeat {repeat}: flowrl {ours.seconds_per_step:.4f} s/step (engine {1e3 * ours.times['time/engine']:.1f} ms, "
-            f"last reward {ours.last_reward:.3f})  trl {theirs.seconds_per_step:.4f} s/step "
-            f"(last reward {theirs.last_reward:.3f})  ratio {ours.seconds_per_step / theirs.seconds_per_step:.3f}",
-            flush=True,
-        )
+        print(f"repeat {repeat}: {describe(ours, theirs)}", flush=True)
     ratio = median(ours.seconds_per_step / theirs.seconds_per_step for ours, theirs in pairs)
     engine = median(ours.times["time/engine"] for ours, _ in pairs)
     print(f"median ratio {ratio:.3f}  median time/engine {1e3 * engine:.1f} ms")
-    print("flowrl's step, medians in ms (nodes may overlap):")
+    print("flowrl's step, medians in ms, one column a repeat (nodes may overlap):")
     for name in sorted(pairs[0][0].times, key=lambda name: -pairs[0][0].times[name]):
-        print(f"  {name.removeprefix('time/'):<14} {1e3 * median(ours.times[name] for ours, _ in pairs):8.1f}")
+        print(f"  {name.removeprefix('time/'):<14}" + "".join(f"{1e3 * ours.times[name]:9.1f}" for ours, _ in pairs))
 
 
 if __name__ == "__main__":

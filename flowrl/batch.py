@@ -109,7 +109,7 @@ class Token(Numeric[T]):
     @classmethod
     def of(cls, rows: Rows, values: Sequence[Any], dtype: Dtype | None = None) -> Self:
         """From one list or array per trajectory."""
-        jagged = Jagged.of(values, None if dtype is None else NUMPY_DTYPES[dtype])
+        jagged = Jagged.of([as_array(row, dtype) for row in values], None if dtype is None else NUMPY_DTYPES[dtype])
         return cls(rows, jagged.values, jagged.offsets)
 
     def _check(self) -> None:

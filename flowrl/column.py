@@ -19,20 +19,39 @@ NUMPY_DTYPES: dict[Dtype, Any] = {"int": np.int64, "float": np.float32, "bool": 
 
 
 def as_array(values: Iterable[Any] | Array, dtype: Dtype | None = None) -> Array:
-    """The values as a numpy array of the field's dtype; None becomes NaN in a float column."""
+    """The values as a flat numpy array of the field's dtype; None becomes NaN in a float column.
+
+    Raises `TypeError` or `ValueError` for a value that the dtype cannot hold: nothing is rounded, parsed or guessed.
+    """
     if dtype in ("str", "json"):
+        return _objects(values)
+    if not isinstance(values, np.ndarray) or (dtype is not None and values.dtype == object):
         items = list(values)
-        out = np.empty(len(items), dtype=object)
-        out[:] = items
-        return out
-    if isinstance(values, np.ndarray):
-        return values if dtype is None else values.astype(NUMPY_DTYPES[dtype], copy=False)
-    items = list(values)
-    if dtype is None and items and not isinstance(items[0], bool | int | float | np.generic | type(None)):
-        return as_array(items, "json")
-    if any(item is None for item in items):
-        items = [np.nan if item is None else item for item in items]
-    return np.asarray(items, dtype=None if dtype is None else NUMPY_DTYPES[dtype])
+        if dtype is None and not all(item is None or isinstance(item, _NUMBERS) for item in items):
+            return _objects(items)
+        values = np.asarray([np.nan if item is None else item for item in items])
+    return values if dtype is None else _cast(values, dtype)
+
+
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+
+
+def _objects(values: Iterable[Any] | Array) -> Array:
+    items = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    out = np.empty(len(items), dtype=object)
+    for index, item in enumerate(items):  # not `out[:] = items`, which spreads lists of equal length
+        out[index] = item
+    return out
+
+
+def _cast(values: Array, dtype: Dtype) -> Array:
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{dtype} cannot hold {values.tolist()[0]!r}")
+    with np.errstate(invalid="ignore"):  # NaN is no int; what it became is refused below
+        cast = values.astype(NUMPY_DTYPES[dtype], copy=False)
+    if dtype != "float" and cast.dtype.kind != values.dtype.kind and not np.array_equal(cast, values):
+        raise ValueError(f"{dtype} cannot hold {values[cast != values][0].item()!r}")
+    return cast
 
 
 class Column(Generic[T]):
@@ -44,6 +63,8 @@ class Column(Generic[T]):
     def __init__(self, rows: Rows, values: Iterable[T] | Array) -> None:
         self.rows = rows
         self.values: Array = as_array(values)
+        if self.values.ndim != 1:
+            raise ValueError(f"{type(self).__name__} needs a flat array, got one of shape {self.values.shape}")
         self._check()
 
     def _check(self) -> None:

@@ -15,6 +15,8 @@ def plain(value: Any) -> Any:
     """The value in native JSON types: numpy scalars and arrays unwrapped, NaN and infinity as null."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
+    if isinstance(value, np.floating):
+        return plain(float(value))
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, float):

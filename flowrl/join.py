@@ -36,11 +36,22 @@ def project(batch: Batch, fields: Iterable[str]) -> Batch:
 
 
 def canonical(batch: Batch) -> Batch:
-    """The same trajectories sorted by identity."""
-    order = batch.rows.canonical_order()
-    if np.array_equal(order, np.arange(len(order))):
+    """The same groups and trajectories, both sorted by identity."""
+    rows, order = batch.rows, batch.rows.canonical_order()
+    groups = np.array(sorted(range(rows.num_groups), key=rows.uids.__getitem__), dtype=np.int64)
+    if np.array_equal(groups, np.arange(len(groups))) and np.array_equal(order, np.arange(len(order))):
         return batch
-    return take(batch, order) if len(order) else batch
+    position = np.empty_like(groups)
+    position[groups] = np.arange(len(groups))
+    sorted_rows = Rows(
+        [rows.uids[group] for group in groups.tolist()],
+        position[rows.group[order]],
+        rows.session[order],
+        rows.output[order],
+        rows.planned[groups],
+        rows.settled[groups],
+    )
+    return Batch(sorted_rows, {n: _taken(c, sorted_rows, order, groups) for n, c in batch.columns.items()}, batch.types)
 
 
 def concat(parts: Sequence[Batch]) -> Batch:
@@ -108,7 +119,7 @@ def _aligned(column: Column[Any], rows: Rows, index: Array) -> Column[Any]:
 
 def _taken(column: Column[Any], rows: Rows, index: Array, groups: Array) -> Column[Any]:
     if isinstance(column, Step):
-        return Step(rows, column.value)
+        return Step(rows, column.values[0])
     if isinstance(column, Prompt):
         return Prompt(rows, column.values[groups])
     if isinstance(column, Token):
@@ -124,12 +135,11 @@ def _taken(column: Column[Any], rows: Rows, index: Array, groups: Array) -> Colu
 def _joined(columns: Sequence[Column[Any]], rows: Rows) -> Column[Any]:
     first = columns[0]
     if isinstance(first, Step):
-        return Step(rows, first.value)
+        return Step(rows, first.values[0])
     if isinstance(first, Prompt):
-        by_uid = {u: v for c in columns for u, v in zip(c.rows.uids, c.values, strict=True)}
-        values = np.empty(rows.num_groups, dtype=first.values.dtype)
-        values[:] = [by_uid[uid] for uid in rows.uids]
-        return Prompt(rows, values)
+        position = {uid: index for index, uid in enumerate(uid for column in columns for uid in column.rows.uids)}
+        values = np.concatenate([column.values for column in columns])
+        return Prompt(rows, values[[position[uid] for uid in rows.uids]])
     if isinstance(first, Token):
         jagged = Jagged.concat([column.jagged for column in columns if isinstance(column, Token)])
         return Token(rows, jagged.values, jagged.offsets)

@@ -116,6 +116,13 @@ class Node(Settings):
         needs = self.needs()
         return {name: port for name, port in self.input_ports.items() if needs.get(name, True)}
 
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int) -> str:
+        """Why these settings do not go with the fields that the ports read, or with the number of prompts of a batch.
+
+        Empty when they do; asked before launch. `reads` lacks the optional ports whose field nobody writes.
+        """
+        return ""
+
     def max_staleness(self) -> float:
         """How many versions older than the weights a sample may be for `run` to be right."""
         return math.inf

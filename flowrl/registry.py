@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic.errors import PydanticUndefinedAnnotation
+
 from flowrl.errors import NodeDefinitionError, nearest
 from flowrl.node import Node
 
@@ -51,14 +53,14 @@ class NodeRef:
     def load(self) -> type[Node]:
         """The class. Raises `UnknownNode` or `BrokenNode`."""
         try:
-            module = self._from_source() if self.source else importlib.import_module(self.module)
+            module = self._from_source() if self.file else importlib.import_module(self.module)
         except ModuleNotFoundError as error:
             if error.name is not None and (self.module == error.name or self.module.startswith(error.name + ".")):
                 raise UnknownNode(f"no module named '{error.name}'") from error
-            raise BrokenNode(f"importing {self.module} failed: {error}") from error
+            raise BrokenNode(f"importing {self.file or self.module} failed: {error}") from error
         except NodeDefinitionError as error:
             raise BrokenNode(str(error)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BrokenNode(f"importing {self.file or self.module} failed: {type(error).__name__}: {error}") from error
         found = getattr(module, self.name, None)
         if found is None:
@@ -68,6 +70,12 @@ class NodeRef:
             raise BrokenNode(f"'{self.name}' in {self.file or self.module} is no flowrl.Node")
         if "run" not in dir(found) and found.weights != "syncs":
             raise BrokenNode(f"{self.name} has no `run`")
+        try:
+            found.model_rebuild()
+        except PydanticUndefinedAnnotation as error:
+            raise BrokenNode(
+                f"{self.name}: the type '{error.name}' of a parameter does not exist at the top of the module"
+            ) from error
         return found
 
     def _from_source(self) -> types.ModuleType:
@@ -107,7 +115,7 @@ def library_names() -> list[str]:
 def _library(use: str) -> NodeRef:
     family, dot, stem = use.partition(".")
     path = Path(__file__).parent / "nodes" / family / f"{stem}.py"
-    if dot and stem.isidentifier() and path.is_file() and family[0] != "_":
+    if dot and family.isidentifier() and stem.isidentifier() and "_" not in (family[0], stem[0]) and path.is_file():
         return NodeRef(use, f"{LIBRARY}.{family}.{stem}", "".join(part.capitalize() for part in stem.split("_")))
     for entry in importlib.metadata.entry_points(group=LIBRARY):
         if entry.name == use:
@@ -120,7 +128,8 @@ def _from_file(use: str, path: Path, shown: str, name: str) -> NodeRef:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnknownNode(f"cannot read the file '{shown}': {reason}") from error
+        near = nearest(path.name, (other.name for other in path.parent.glob("*.py"))) if not path.exists() else ""
+        raise UnknownNode(f"cannot read the file '{shown}': {reason}" + f"; {near}" * bool(near)) from error
     full = str(path.resolve())
     digest = hashlib.sha256(f"{full}\n{source}".encode()).hexdigest()[:12]
     return NodeRef(use, f"flowrl_file_{path.stem}_{digest}", name, full, source)

@@ -161,7 +161,8 @@ class Jagged:
     def of(cls, rows: Sequence[Any], dtype: Any = None) -> Jagged:
         """From one array or list per row."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
-        values = np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)
+        filled = [array for array in arrays if len(array)]  # an empty list has no type of its own
+        values = np.concatenate(filled) if filled else np.zeros(0, dtype=dtype)
         return cls(values, offsets_of([len(array) for array in arrays]))
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrl.batch import Batch, Prompt, PromptToken, Sample, Step, Token
 from flowrl.column import Column, as_array
-from flowrl.encode import dumps
+from flowrl.encode import dumps, plain
 from flowrl.fields import FieldType
 from flowrl.rows import Array, Rows
 
@@ -117,7 +117,7 @@ def _array(values: Array, type_: FieldType) -> Any:
         try:
             return pa.array(stored, pa.large_string())
         except UnicodeEncodeError:  # a lone surrogate has no UTF-8
-            return pa.array([item.encode("utf-8", "replace").decode() for item in stored], pa.large_string())
+            return pa.array([plain(item) for item in stored], pa.large_string())
     return pa.array(stored, from_pandas=type_.nullable)
 
 

@@ -5,6 +5,7 @@ What it cannot do: overlap nodes, use several workers in a pool, or kill a row t
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ class LocalCluster:
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
         """Make the workers one after the other."""
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in a worker of its own
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
             self.workers[setup.name].load()

@@ -117,7 +117,8 @@ class RayCluster:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     self.groups[setup.pool], placement_group_bundle_index=setup.rank
                 )
-            threads = {"OMP_NUM_THREADS": str(setup.num_threads)}
+            # Threads that wait must sleep: spinning ones starve the other processes of a machine with few cores.
+            threads = {"OMP_NUM_THREADS": str(setup.num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
             self.actors[setup.name] = _Actor.options(**options).remote(setup, threads)
         self.stage("loading models")
         environments = self._rendezvous(workers)

@@ -20,10 +20,13 @@ import numpy as np
 
 from flowrl.batch import Batch, Sample
 from flowrl.column import Column, as_array
+from flowrl.encode import plain
 from flowrl.engine.call import NodeSetup
+from flowrl.fields import Dtype
 from flowrl.join import take
 from flowrl.metric import Report, collect, failure, failure_of, replay
 from flowrl.node import Context, Node
+from flowrl.rows import Rows
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -53,7 +56,10 @@ class Scorer:
             self._node.setup(self._context)
 
     def score(self, inputs: Batch) -> list[Column[Any]]:
-        """One column per output of the node, null where the row has no value; failures are reported."""
+        """One column per output of the node; failures are reported.
+
+        A row without a value is null, or left out where `on_error` is `drop`.
+        """
         num_rows = len(inputs.rows)
         values: Values = [None] * num_rows
         todo = list(range(num_rows))
@@ -71,7 +77,8 @@ class Scorer:
                 values[row] = value
             per_row = max(time.monotonic() - started, 1e-6) / len(chunk)
             self._chunk = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS / per_row), 4 * self._chunk))
-        return self._columns(inputs, values)
+        kept = [row for row, value in enumerate(values) if value is not None or self.spec.on_error != "drop"]
+        return self._columns(inputs.rows.take(np.array(kept, dtype=np.int64)), [values[row] for row in kept])
 
     def close(self) -> None:
         """End the process."""
@@ -80,12 +87,12 @@ class Scorer:
             pool.stop()
             pool.join()
 
-    def _columns(self, inputs: Batch, values: Values) -> list[Column[Any]]:
+    def _columns(self, rows: Rows, values: Values) -> list[Column[Any]]:
         ports = self.spec.ref.load().output_ports
         missing = (None,) * len(ports)
         by_port = zip(*(row if row is not None else missing for row in values), strict=True) if values else [()] * len(ports)
         pairs = zip(by_port, ports.values(), strict=True)
-        return [Sample(inputs.rows, as_array(column, port.type.dtype)) for column, port in pairs]
+        return [Sample(rows, as_array(column, port.type.dtype)) for column, port in pairs]
 
     def _run(self, batch: Batch) -> tuple[Values, Report, tuple[int, Exception] | None]:
         """Values of the rows and what was reported; or the position of the row that cost the process, and why."""
@@ -119,7 +126,11 @@ class Scorer:
             initializer=_start_child,
             initargs=(self.spec, self._context, self._row, self._since),
         )
-        self._pool.schedule(_ready).result()
+        try:
+            self._pool.schedule(_ready).result()
+        except Exception:
+            self.close()
+            raise
 
 
 def arguments(reads: Mapping[str, Sequence[str]], node: Node, inputs: Batch) -> dict[str, Any]:
@@ -144,11 +155,17 @@ def score_rows(node: Node, reads: Mapping[str, Sequence[str]], batch: Batch, sta
             try:
                 out = node.run(**arguments(reads, node, take(batch, np.array([position]))))  # type: ignore[attr-defined]
                 ports = zip(out, node.output_ports.values(), strict=True)
-                values.append(tuple(column.cast(port.type.dtype).values.tolist()[0] for column, port in ports))
-            except Exception as error:
+                values.append(tuple(_only_value(column, port.type.dtype) for column, port in ports))
+            except (Exception, SystemExit) as error:
                 report.failures.append(failure_of([name], error))
                 values.append(None)
     return values, report
+
+
+def _only_value(column: Column[Any], dtype: Dtype) -> Any:
+    """The value of one row in a form that can travel to another process."""
+    (value,) = column.cast(dtype).values.tolist()
+    return plain(value) if dtype == "json" else value
 
 
 _child: dict[str, Any] = {}
@@ -159,9 +176,12 @@ def _start_child(spec: NodeSetup, context: Context, row: Any, since: Any) -> Non
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
-    node = spec.ref.load()(**spec.params)
-    node.setup(context)
-    _child.update(node=node, reads=spec.reads, row=row, since=since)
+    _child.update(reads=spec.reads, row=row, since=since)
+    try:
+        _child["node"] = spec.ref.load()(**spec.params)
+        _child["node"].setup(context)
+    except Exception as error:
+        _child["error"] = failure_of((), error)  # pebble would end the process and keep the reason to itself
 
 
 def _die_with(sentinel: int) -> None:
@@ -170,8 +190,9 @@ def _die_with(sentinel: int) -> None:
     os._exit(0)
 
 
-def _ready() -> bool:
-    return True
+def _ready() -> None:
+    if "error" in _child:
+        raise RuntimeError(f"{_child['error'].error}\n{_child['error'].traceback}")
 
 
 def _score_in_child(batch: Batch) -> tuple[Values, Report]:

@@ -15,7 +15,7 @@ from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.scorer import Scorer, arguments
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups
-from flowrl.metric import Report, collect, failure_of, replay
+from flowrl.metric import Report, collect, failure_of
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
 
@@ -40,7 +40,8 @@ class Worker:
             node = spec.ref.load()(**spec.params)
             if spec.on_error in ("unscored", "drop") and node.scores_rows():
                 self.scorers[spec.name] = Scorer(spec, self.context(spec), self.setup.can_kill)
-            node.setup(self.context(spec))
+            else:
+                node.setup(self.context(spec))
             self.nodes[spec.name] = node
 
     def context(self, spec: NodeSetup) -> Context:
@@ -76,17 +77,12 @@ class Worker:
 
     def _next(self, produced: Iterator[Batch], report: Report) -> tuple[Batch | None, bool]:
         """The next output and whether there are no more; adds to the report what the node has reported."""
-        out, failed = None, None
-        with collect() as now:
+        with collect(report):
             try:
                 out = next(produced, None)
             except Exception as error:
-                failed = failure_of((), error)
-        with collect(report):
-            replay(now)
-        if failed is not None:
-            report.failures.append(failed)
-            report.failed = True
+                report.failures.append(failure_of((), error))
+                report.failed, out = True, None
         return out, out is None
 
     def send(self, node: str) -> Any:
@@ -114,11 +110,15 @@ class Worker:
     def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
         wanted = [field for fields in spec.reads.values() for field in fields]
         chosen = [take_groups(project(part, wanted), call.uids) for part in parts]
-        return join([part for part in chosen if part.columns]) if chosen else Batch(Rows(call.uids), {}, {})
+        filled = [part for part in chosen if part.columns]
+        inputs = join(filled) if filled else Batch(Rows(call.uids), {}, {})
+        if missing := [field for field in wanted if field not in inputs.columns]:
+            raise LookupError(f"{spec.name} reads '{missing[0]}', of which nothing has arrived for these groups")
+        return inputs
 
-    def _output(self, spec: NodeSetup, out: Any, rows: Rows) -> Batch:
+    def _output(self, spec: NodeSetup, out: Any, inputs: Rows) -> Batch:
         """`Out` as a batch of fields, checked against what the node declares."""
-        ports = self.nodes[spec.name].output_ports
+        ports, rows = self.nodes[spec.name].output_ports, inputs
         values = [] if out is None else list(out)
         if values and isinstance(values[0], Rows):
             rows = values.pop(0)
@@ -126,6 +126,8 @@ class Worker:
             rows = values[0].rows if isinstance(values[0], Column) else rows
         if len(values) != len(ports):
             raise TypeError(f"{spec.name} returned {len(values)} outputs, its Out has {len(ports)}")
+        if self.setup.strict_io:
+            check_rows(self.nodes[spec.name], spec, rows, inputs)
         columns: dict[str, Column[Any]] = {}
         types: dict[str, FieldType] = {}
         for port, column in zip(ports.values(), values, strict=True):
@@ -134,7 +136,10 @@ class Worker:
             if column.rows != rows:
                 raise ValueError(f"{spec.name} wrote '{port.name}' for other rows than its first output")
             field = spec.writes[port.name]
-            columns[field], types[field] = column.cast(port.type.dtype), port.type
+            try:
+                columns[field], types[field] = column.cast(port.type.dtype), port.type
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"{spec.name} wrote '{port.name}', which is no {port.type}: {error}") from error
             if self.setup.strict_io:
                 check_values(spec.name, port.name, columns[field], port.type)
         return Batch(rows, columns, types)
@@ -152,6 +157,21 @@ class Worker:
             tuple(report.metrics.values()), tuple(report.failures), report.failed, last, spec.outputs if outputs else (),
         )  # fmt: skip
         return receipt, outputs
+
+
+def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:
+    """The check of `run.strict_io` that a node writes for the rows that it was given.
+
+    All of them, or a part where it filters or where each rank has its own; only one that expands makes new ones.
+    """
+    if node.cardinality == "expands":
+        return
+    written, given = sorted(rows.names()), sorted(inputs.names())
+    if strange := set(written) - set(given):
+        raise ValueError(f"{spec.name} wrote rows that it was not given, such as {min(strange)}")
+    some = node.cardinality == "filters" or node.weights is not None or spec.on_error == "drop"
+    if not some and written != given:
+        raise ValueError(f"{spec.name} was given {len(given)} rows and wrote {len(written)}")
 
 
 def check_values(node: str, port: str, column: Column[Any], type_: FieldType) -> None:

@@ -13,7 +13,7 @@ from flowrl.errors import Problem, nearest
 from flowrl.fields import Port
 from flowrl.node import ENGINE_KEYS, Node, Weights
 from flowrl.registry import BrokenNode, NodeRef, UnknownNode, find
-from flowrl.spec.document import Document, NodeSpec
+from flowrl.spec.document import Document, NodeSpec, homes
 from flowrl.spec.read import Reading
 from flowrl.spec.validate import validate
 
@@ -90,7 +90,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         except BrokenNode as error:
             problems.append(Problem("FR014", place, f"nodes.{name}: {error}"))
             continue
-        node, wrong = validate(cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS)
+        node, wrong = validate(cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes())
         problems += wrong
         bound, wrong = _connect(name, spec, ref, cls, node, reading)
         problems += [*wrong, *_references(bound, document, reading), *_failure_policy(bound, reading)]
@@ -117,9 +117,11 @@ def _connect(
     reads = {}
     for port_name, port in (node.active_ports() if node else cls.input_ports).items():
         asked = spec.reads.get(port_name, port_name)
-        if isinstance(asked, list) and not port.many:
+        if port_name == asked and not spec.reads.keys() <= cls.input_ports.keys():
+            continue  # perhaps the port that a misspelt one stands for
+        if isinstance(asked, list) and not (port.many and asked):
             place = reading.place(("nodes", name, "reads", port_name))
-            fact = f"nodes.{name}: input '{port_name}' takes one field, not a list"
+            fact = f"nodes.{name}: input '{port_name}' takes " + ("one field, not a list" if asked else "at least one field")
             problems.append(Problem("FR013", place, fact, f"reads: {{{port_name}: {asked[0] if asked else 'FIELD'}}}"))
             continue
         reads[port_name] = tuple(asked) if isinstance(asked, list) else (asked,)
@@ -146,7 +148,7 @@ def _references(bound: BoundNode, document: Document, reading: Reading) -> Itera
         place = reading.place((*path, "model"))
         yield Problem("FR010", place, f"nodes.{name} uses model '{spec.model}', which is not under models:",
                       nearest(spec.model, document.models))  # fmt: skip
-    if bound.weights is not None and spec.model is None:
+    if bound.weights is not None and spec.model is None and not reading.is_broken((*path, "model")):
         yield Problem("FR019", reading.place(path, key=True), f"nodes.{name} ({spec.use}) works on a model but names none",
                       f"model: {next(iter(document.models), 'NAME')}")  # fmt: skip
     if bound.weights is None and spec.model is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from functools import cached_property
 
 from flowrl.errors import Place, Problem, nearest
 from flowrl.fields import FieldType
@@ -34,6 +36,17 @@ class Subject:
     def nodes(self) -> list[BoundNode]:
         """All bound nodes, in the order of declaration."""
         return list(self.graph.nodes.values())
+
+    @cached_property
+    def doubled(self) -> dict[str, list[str]]:
+        """Fields with several writers; what else seems wrong with them may follow from that."""
+        writers: dict[str, list[str]] = {name: [DATA] for name in self.columns}
+        for node in self.nodes:
+            misspelt = not node.spec.writes.keys() <= node.cls.output_ports.keys()
+            for port, field in node.writes.items():
+                if port in node.spec.writes or not misspelt:
+                    writers.setdefault(field, []).append(node.name)
+        return {field: names for field, names in writers.items() if len(names) > 1}
 
     def place(self, *path: str, key: bool = False) -> Place:
         """Where a value stands."""
@@ -84,11 +97,7 @@ def _port_place(subject: Subject, node: BoundNode, port: str) -> Place:
 
 def two_writers(subject: Subject) -> Iterator[Problem]:
     """FR021: a field has one writer per step."""
-    writers: dict[str, list[str]] = {name: [DATA] for name in subject.columns}
-    for node in subject.nodes:
-        for field in node.writes.values():
-            writers.setdefault(field, []).append(node.name)
-    for field, names in writers.items():
+    for field, names in subject.doubled.items():
         for name in names[1:]:
             port = next(p for p, f in subject.graph.nodes[name].writes.items() if f == field)
             first = "the training data" if names[0] == DATA else f"nodes.{names[0]}"
@@ -99,10 +108,11 @@ def two_writers(subject: Subject) -> Iterator[Problem]:
 
 def type_mismatch(subject: Subject) -> Iterator[Problem]:
     """FR022: reader and writer disagree on the axis or the type of a field."""
+    known = {name: field for name, field in subject.graph.fields.items() if name not in subject.doubled}
     for node in subject.nodes:
         for port, fields in node.reads.items():
             wanted = node.cls.input_ports[port].type
-            for field in (subject.graph.fields[f] for f in fields if f in subject.graph.fields):
+            for field in (known[f] for f in fields if f in known):
                 if field.type != wanted:
                     same = [f"'{f.name}' ({f.type}, written by {f.writer}) has the right type"
                             for f in subject.graph.fields.values() if f.type == wanted and f.writer != node.name]  # fmt: skip
@@ -111,17 +121,39 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
                                   f"as {field.type}", f"reads: {{{port}: a field of type {wanted}}}", tuple(same[:4]))  # fmt: skip
 
 
+def settings_against_fields(subject: Subject) -> Iterator[Problem]:
+    """FR026: settings of a node that do not go with what it reads."""
+    prompts = subject.document.batch.prompts // getattr(subject.document.schedule, "updates_per_sync", 1)
+    for node in subject.nodes:
+        unwritten = [f for fields in node.reads.values() for f in fields if f not in subject.graph.fields]
+        if node.node is not None and not unwritten and not subject.bound.unresolved:
+            refusal = node.node.refuses(node.reads, prompts)
+            if refusal:
+                yield Problem("FR026", subject.place("nodes", node.name, key=True), f"nodes.{node.name}: {refusal}")
+
+
+def model_folder(subject: Subject) -> Iterator[Problem]:
+    """FR010: a model that is named as a folder must be there; other names may be shipped ones or hub ids."""
+    for name, model in subject.document.models.items():
+        if Path(model.path).is_absolute() and not Path(model.path).is_dir():
+            yield Problem("FR010", subject.place("models", name, "path"),
+                          f"models.{name}: there is no folder '{model.path}'",
+                          "path: a shipped name such as arith-tiny, a folder, or a hub id")  # fmt: skip
+
+
 def weight_roles(subject: Subject) -> Iterator[Problem]:
     """FR023 to FR025: who may change a model's weights, and who must hear of it."""
-    for name, model in subject.document.models.items():
+    models = subject.document.models
+    lost_sync = any(node.weights == "syncs" and node.model not in models for node in subject.nodes)
+    for name, model in models.items():
         updates, syncs = subject.of_role(name, "updates"), subject.of_role(name, "syncs")
         for update in updates:
-            if not model.trainable and not subject.reading.is_broken(("models", name)):
+            if not model.trainable and not subject.reading.is_broken(("models", name, "trainable")):
                 yield Problem("FR024", subject.place("nodes", update.name, "model"),
                               f"nodes.{update.name} updates model '{name}', which is frozen",
                               f"models.{name}: {{trainable: true}}")  # fmt: skip
         for rollout in subject.of_role(name, "generates"):
-            if updates and not syncs and not subject.bound.unresolved:
+            if updates and not syncs and not lost_sync and not subject.bound.unresolved:
                 yield Problem("FR023", subject.place("nodes", rollout.name, key=True),
                               f"nodes.{rollout.name} generates with model '{name}', which {updates[0].name} trains, but "
                               "no node syncs its weights: it would generate with the first weights for ever",
@@ -136,16 +168,18 @@ def weight_roles(subject: Subject) -> Iterator[Problem]:
 def cycle(subject: Subject) -> Iterator[Problem]:
     """FR040: nodes that wait for each other."""
     for path in subject.graph.cycles():
-        steps = " ".join(f"{edge.source} -[{edge.label}]->" for edge in path)
+        if any(edge.kind == "field" and edge.label in subject.doubled for edge in path):
+            continue  # which of the writers is meant decides whether there is a cycle
+        steps = " ".join(
+            f"{edge.source} -[{edge.label if edge.kind == 'field' else f'weights of {edge.label}'}]->" for edge in path
+        )
         yield Problem("FR040", subject.place("nodes", path[0].source, key=True),
                       f"these nodes wait for each other: {steps} {path[0].source}",
-                      f"let {path[0].source} read a field that does not depend on {path[0].label}")  # fmt: skip
+                      f"let {path[0].source} read a field that does not depend on {path[-1].source}")  # fmt: skip
 
 
 def needless(subject: Subject) -> Iterator[Problem]:
     """FR030: warnings for nodes that nobody needs and models that nobody uses."""
-    if subject.bound.problems or subject.reading.problems or subject.bound.unresolved:
-        return  # an unread field may be the effect of a reported mistake
     for node in subject.nodes:
         if node.weights in ("updates", "syncs") or not node.writes:
             continue
@@ -178,7 +212,8 @@ def model_nodes_need_a_pool(subject: Subject) -> Iterator[Problem]:
     """FR050: a node that holds a model cannot run on the built-in CPU pool."""
     for node in subject.nodes:
         needs_pool = node.cls.device == "accelerator" or node.weights in ("reads", "updates", "generates")
-        if needs_pool and node.weights != "syncs" and node.pool == CPU_POOL:
+        refused = subject.reading.is_broken(("nodes", node.name, "pool"))
+        if needs_pool and node.weights != "syncs" and node.pool == CPU_POOL and not refused:
             pools = [name for name in subject.document.pools if name != CPU_POOL]
             yield Problem("FR050", subject.place("nodes", node.name, key=True),
                           f"nodes.{node.name} ({node.spec.use}) holds a model and needs a pool of its own, but runs on "
@@ -201,11 +236,13 @@ def readers_with_their_update(subject: Subject) -> Iterator[Problem]:
 def batch_arithmetic(subject: Subject) -> Iterator[Problem]:
     """FR060 and FR061: mini-batches divide the batch, and every rank gets a row of each."""
     document = subject.document
+    if any(subject.reading.is_broken(("batch", key)) for key in ("prompts", "group")):
+        return
     updates_per_sync = getattr(document.schedule, "updates_per_sync", 1)
-    prompts = document.batch.prompts // updates_per_sync
+    prompts = max(1, document.batch.prompts // updates_per_sync)
     for node in subject.nodes:
         minibatch = getattr(node.node, "minibatch", None)
-        if node.weights != "updates" or not isinstance(minibatch, int) or subject.reading.is_broken(("batch",)):
+        if node.weights != "updates" or not isinstance(minibatch, int):
             continue
         place = subject.place("nodes", node.name, "minibatch")
         per = f" / {updates_per_sync} updates per sync" if updates_per_sync > 1 else ""
@@ -240,8 +277,8 @@ def not_available(subject: Subject) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    missing_writer, two_writers, type_mismatch, weight_roles, cycle, pool_shares, model_nodes_need_a_pool,
-    readers_with_their_update, batch_arithmetic, not_available, needless,
+    missing_writer, two_writers, type_mismatch, settings_against_fields, model_folder, weight_roles, cycle, pool_shares, model_nodes_need_a_pool,
+    readers_with_their_update, batch_arithmetic, not_available,
 )  # fmt: skip
 
 
@@ -249,4 +286,6 @@ def check(subject: Subject) -> tuple[Problem, ...]:
     """Every problem of the pipeline, those of the document first, in the order of the file within each kind."""
     found: Sequence[Problem] = [*subject.reading.problems, *subject.bound.problems]
     found = [*found, *(problem for one in CHECKS for problem in one(subject))]
+    if not any(problem.severity == "error" for problem in found):
+        found = [*found, *needless(subject)]  # an unread field may be the effect of a reported mistake
     return tuple(dict.fromkeys(found))

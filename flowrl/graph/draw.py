@@ -97,7 +97,7 @@ def as_tree(plan: Plan) -> str:
 def _kind(edge: Edge) -> str:
     if edge.kind == "field":
         return ""
-    return "weights of the step before of " if edge.distance else "weights of "
+    return "the last step's weights of " if edge.distance else "weights of "
 
 
 def as_mermaid(plan: Plan) -> str:

@@ -40,7 +40,7 @@ class Substitution:
             return tree
         found = self.params.get(match[1])
         if found is not None:
-            return Tree(found.tree.value, tree.span)
+            return Tree(found.tree.value, tree.span, found.tree.span)
         self.broken.add(path)
         if self.usable:
             fix = nearest(match[1], self.params) or f"add it: params: {{{match[1]}: ...}}"

@@ -110,18 +110,19 @@ def _anchored(tree: Tree) -> Tree:
         entries = tree.entries[section].tree.entries if section in tree.entries else {}
         for name, entry in entries.items():
             value = entry.tree.entries[key].tree if key in entry.tree.entries else None
-            if value is not None and isinstance(value.value, str) and _is_file(section, value.value):
-                folder = os.path.abspath(value.span.source.folder)
-                full = os.path.normpath(os.path.join(folder, os.path.expanduser(value.value)))
+            if value is None or not isinstance(value.value, str):
+                continue
+            full = os.path.normpath(os.path.join(os.path.abspath(value.folder), os.path.expanduser(value.value)))
+            if _is_file(section, value.value, full):
                 tree = replaced(tree, (section, name, key), full)
     return tree
 
 
-def _is_file(section: str, value: str) -> bool:
-    """Whether a value names a file: a model may be a hub id instead, and a node the name of a class."""
+def _is_file(section: str, value: str, full: str) -> bool:
+    """Whether a value names a file: a model may be a shipped name or a hub id instead, and a node the name of a class."""
     if section == "nodes":
         return value.rpartition(":")[0].endswith(".py")
-    return bool(value) and (section == "data" or value.startswith(("./", "../", "~/")))
+    return bool(value) and (section == "data" or value.startswith(("./", "../", "~/")) or os.path.isdir(full))
 
 
 def _data_problems(reading: Reading) -> list[Problem]:

@@ -51,6 +51,13 @@ class Tree:
 
     value: Mapping[str, Entry] | tuple[Tree, ...] | Any
     span: Span
+    origin: Span | None = None
+    """Where a value that stands for a param was written; relative paths in it start there."""
+
+    @property
+    def folder(self) -> Path:
+        """Where a relative path in this value starts."""
+        return (self.origin or self.span).source.folder
 
     @property
     def entries(self) -> Mapping[str, Entry]:

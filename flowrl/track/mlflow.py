@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SEND_SECONDS = 1.0
 """Metrics of this long travel together: a commit of SQLite costs about the same for one step as for ten."""
 RETRY_SECONDS = 10.0
+LOCAL_SECONDS = 60.0
+"""A file cannot be away: a fresh one only takes its time to be made, on a busy machine more than `CLOSE_SECONDS`."""
 CLOSE_SECONDS: dict[Status, float] = {"finished": 10.0, "failed": 10.0, "interrupted": 3.0}
 """Longest wait at the end of a run; less after Ctrl-C, when somebody waits for the prompt."""
 MAX_WAITING = 200_000
@@ -124,7 +126,8 @@ class MlflowRecorder:
         """Send what is left and end the run in MLflow, within `CLOSE_SECONDS`."""
         self._status = status
         self._closing.set()
-        self._thread.join(CLOSE_SECONDS[status])
+        local = status == "finished" and self._uri.startswith("sqlite:")
+        self._thread.join(LOCAL_SECONDS if local else CLOSE_SECONDS[status])
         if self._thread.is_alive():
             self._complain("close", "did not answer in time; its last values may be missing")
         self._tell()

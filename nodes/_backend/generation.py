@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.model import ModelSpec
 from flowrl.nodes._backend.engine import Completion, Finished, Request, Sampling
-from flowrl.nodes._backend.models import load_model, load_tokenizer
+from flowrl.nodes._backend.models import end_tokens, load_model, load_tokenizer
 from flowrl.nodes._backend.weights import Weights, checksum_of, pack, unpack
 from flowrl.rows import Array, Jagged
 
@@ -61,14 +61,14 @@ class TransformersEngine:
     """See the module docstring; implements `_backend.engine.Engine`."""
 
     def __init__(self, spec: ModelSpec, device: str, chat_template: bool, max_sequences: int) -> None:
-        self._model = load_model(spec, device).requires_grad_(False)
+        self._model = load_model(spec, device)
         self._tokenizer = load_tokenizer(spec.path)
         self._device, self._max_sequences, self._version = device, max_sequences, 0
         self._chat_template = chat_template and self._tokenizer.chat_template is not None
-        self._end_tokens = end_tokens(
-            self._model.generation_config.eos_token_id, self._model.config.eos_token_id, self._tokenizer.eos_token_id
-        )
-        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        config = self._model.config.get_text_config()
+        sources = (self._model.generation_config, config, self._tokenizer)
+        self._end_tokens = end_tokens(*(getattr(source, "eos_token_id", None) for source in sources))
+        limit = getattr(config, "max_position_embeddings", None)
         self._max_length = int(limit or np.iinfo(np.int64).max)
 
     def version(self) -> int:
@@ -95,14 +95,17 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests as they finish; at most `max_sequences` sessions (or one request) are worked on at a time."""
-        fits = [0 < len(request.prompt) < self._max_length for request in requests]
-        yield [self._refuse(position, requests[position]) for position in np.flatnonzero(~np.array(fits)).tolist()]
         wave: list[int] = []
-        for position in np.flatnonzero(fits).tolist():
-            if wave and sum(len(requests[each].seeds) for each in [*wave, position]) > self._max_sequences:
+        num_sessions = 0
+        for position, request in enumerate(requests):
+            if not 0 < len(request.prompt) < self._max_length:
+                yield [self._refuse(position, request)]
+                continue
+            if wave and num_sessions + len(request.seeds) > self._max_sequences:
                 yield from self._generate(wave, requests, sampling)
-                wave = []
+                wave, num_sessions = [], 0
             wave.append(position)
+            num_sessions += len(request.seeds)
         if wave:
             yield from self._generate(wave, requests, sampling)
 
@@ -123,7 +126,8 @@ class TransformersEngine:
             ids, log_probs = sample(prefix.logits, branch, drawn.uniform[active, step], sampling.temperature)
             drawn.ids[active, step], drawn.log_probs[active, step] = ids, log_probs
             drawn.versions[active, step] = self._version
-            drawn.stopped[active] = stopped = np.isin(ids, self._end_tokens)
+            stopped = np.isin(ids, self._end_tokens)
+            drawn.stopped[active] = stopped
             ended = stopped | (step + 1 >= drawn.limit[active])
             drawn.length[active[ended]] = step + 1
             num_open -= np.bincount(drawn.request[active[ended]], minlength=len(wave))
@@ -187,11 +191,3 @@ def sample(logits: Tensor, branch: Array, uniform: Array, temperature: float) ->
     draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))
     ids = torch.searchsorted(cumulative[where], draw[:, None], right=True).squeeze(1)
     return ids.cpu().numpy(), log_probs[where, ids].cpu().numpy()
-
-
-def end_tokens(*sources: int | Sequence[int] | None) -> list[int]:
-    """All ids that end a response: configurations hold one, several in any order, or none."""
-    found: set[int] = set()
-    for source in sources:
-        found.update([source] if isinstance(source, int) else source or [])
-    return sorted(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,6 +70,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def end_tokens(*sources: int | Sequence[int] | None) -> list[int]:
+    """All ids that end a response: configurations hold one, several in any order, or none."""
+    found: set[int] = set()
+    for source in sources:
+        found.update([source] if isinstance(source, int) else source or [])
+    return sorted(found)
+
+
 def shared(context: Context, kind: str, make: Callable[[], T]) -> T:
     """What all nodes of this worker that use the same model have in common, made by the first that asks."""
     key = (kind, context.model)
@@ -81,7 +89,9 @@ def shared(context: Context, kind: str, make: Callable[[], T]) -> T:
 
 def frozen_model(context: Context) -> PreTrainedModel:
     """The context's model, loaded once per worker, with weights that never change."""
-    return shared(context, "model", lambda: load_model(context.model_spec, context.device).requires_grad_(False))
+    # Its parameters still ask for gradients: without that torch picks other kernels, and the last bits would differ
+    # from those of a training model with the same weights.
+    return shared(context, "model", lambda: load_model(context.model_spec, context.device))
 
 
 def use_threads(context: Context) -> None:
@@ -95,7 +105,7 @@ def _fetch(path: str, what: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = str(error).strip().split("\n", 1)[0].rstrip(".")
         if Path(resolve(path)).is_dir():
             raise ModelError(f"the {what} in '{path}' cannot be loaded: {reason}") from error
         raise ModelError(

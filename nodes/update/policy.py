@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -62,6 +63,15 @@ class Policy(Node):
     def needs(self) -> dict[str, bool]:
         return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
 
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int) -> str:
+        num_steps = self.epochs * -(-num_prompts // self.minibatch)
+        if "old_log_probs" in reads or num_steps == 1:
+            return ""
+        return (
+            f"{num_steps} optimizer steps on one batch need old_log_probs, the policy before the first of them: "
+            "add {use: model.logprob, writes: {log_probs: old_log_probs}}, or take one step (minibatch, epochs)"
+        )
+
     def setup(self, context: Context) -> None:
         from flowrl.nodes._backend.trainer import trainer_of
 
@@ -82,12 +92,9 @@ class Policy(Node):
         from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
 
         rows = prompt_ids.rows
-        num_steps = self.epochs * -(-rows.num_groups // self.minibatch)
-        if old_log_probs is None and num_steps > 1:
-            raise ValueError(
-                f"{num_steps} optimizer steps on one batch need old_log_probs, the policy before the first of them: "
-                "add {use: model.logprob, writes: {log_probs: old_log_probs}}, or take one step (minibatch, epochs)"
-            )
+        refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
+        if refusal:
+            raise ValueError(refusal)
         columns = {
             "advantages": advantages,
             "old_log_probs": old_log_probs,
@@ -124,8 +131,8 @@ class Policy(Node):
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
 
         update = self._trainer.step(plan, share)
-        for name in ("actor/loss", "actor/pg_loss", "actor/kl_loss"):
-            metric(name, 0.0, lead)  # shares of one mini-batch add up to one value
+        for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
+            metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         if not update.skipped:
             metric("actor/grad_norm", lead * update.grad_norm, lead)
         metric("actor/skipped_steps", lead * update.skipped, reduce="sum")

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 
-
 from flowrl.batch import Prompt
 from flowrl.metric import collect
 from flowrl.model import ModelSpec
@@ -50,12 +49,11 @@ def test_groups_come_in_the_order_of_their_scripted_times() -> None:
 
 def test_token_ids_stay_below_the_vocabulary() -> None:
     out, *_ = rolled(Script(texts=["xyzé"], vocabulary=20), max_tokens=9)
-    assert 0 <= out.response_ids.values.min()
-    assert out.response_ids.values.max() < 20
+    assert set(out.response_ids.values.tolist()) <= set(range(20))
 
 
 def test_library_nodes_import_without_torch() -> None:
-    names = ["rollout.generate", "model.logprob", "update.policy", "sync.weights", "advantage.grpo", "reward.exact_match"]
-    code = f"import sys, importlib\nfor n in {names}: importlib.import_module('flowrl.nodes.' + n)\n"
+    code = "import sys, importlib\nfrom flowrl.registry import find, library_names\nfrom pathlib import Path\n"
+    code += "for name in library_names(): find(name, Path()).load()\n"
     code += "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'accelerate', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -16,7 +16,7 @@ def test_a_name_is_the_shipped_model_a_folder_or_a_hub_id(tmp_path: Path) -> Non
 
 
 def test_a_path_without_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model folder.*shipped: arith-tiny"):
+    with pytest.raises(ModelError, match=r"no model folder.*shipped: arith-tiny"):
         resolve(str(tmp_path / "missing"))
 
 
@@ -50,7 +50,7 @@ def test_weights_that_lack_a_parameter_are_not_filled_with_chance(tmp_path: Path
 
 def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="neither shipped nor a folder.*path of a local folder"):
+    with pytest.raises(ModelError, match=r"neither shipped nor a folder.*path of a local folder"):
         load_tokenizer("nobody/nothing-at-all")
 
 

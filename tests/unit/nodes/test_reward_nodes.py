@@ -1,7 +1,6 @@
 """The rewards of the library."""
 
 import numpy as np
-import pytest
 
 from flowrl.batch import Prompt, Sample, Token
 from flowrl.nodes.reward.exact_match import ExactMatch
@@ -39,6 +38,6 @@ def test_weighted_sum_with_an_unscored_part_is_unscored() -> None:
 
 
 def test_weighted_sum_wants_one_coefficient_for_each_reward() -> None:
-    rows = Rows.of("a")
-    with pytest.raises(ValueError, match="2 coefficients for 1 rewards"):
-        WeightedSum(coefficients=[1.0, 0.5]).run([Sample(rows, [1.0])])
+    assert "2 coefficients for 1 rewards" in WeightedSum(coefficients=[1.0, 0.5]).refuses({"rewards": ("maths",)}, 8)
+    assert "for 0 rewards" in WeightedSum().refuses({}, 8)
+    assert not WeightedSum().refuses({"rewards": ("maths", "style")}, 8)

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.batch import Prompt
-from flowrl.join import concat
+from flowrl.batch import Batch, Prompt
+from flowrl.join import canonical, concat
 from flowrl.metric import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
-from flowrl.batch import Batch
 from flowrl.nodes._backend.engine import Request, Sampling
-from flowrl.nodes._backend.generation import TransformersEngine, end_tokens, sample
+from flowrl.nodes._backend.generation import TransformersEngine, sample
 from flowrl.nodes._backend.logprob import token_log_probs
-from flowrl.nodes._backend.models import frozen_model
+from flowrl.nodes._backend.models import end_tokens, frozen_model
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 
@@ -100,7 +99,7 @@ def test_end_tokens_come_from_all_configurations() -> None:
 def test_responses_end_at_the_models_position_limit_and_a_longer_prompt_fails_alone(context: Context) -> None:
     texts = ["1+2=", "7" * 62, "8" * 64]
     with collect() as report:
-        batch = roll(context, prompts(texts, group_size=2), max_tokens=8)
+        batch = canonical(roll(context, prompts(texts, group_size=2), max_tokens=8))
     assert batch.rows.names() == ["u0_0_0", "u0_1_0", "u1_0_0", "u1_1_0"]
     assert batch.columns["response_ids"].lengths[2:].max() <= 2  # type: ignore[attr-defined]
     assert [failure.rows for failure in report.failures] == [("u2_0_0",), ("u2_1_0",)]

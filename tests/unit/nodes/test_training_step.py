@@ -1,4 +1,4 @@
-"""Rollout, reward, log-probabilities, advantages, update and sync, one after the other in one process without an engine."""
+"""A training step in one process, without an engine: rollout, reward, log-probabilities, advantages, update, sync."""
 
 from dataclasses import replace
 from typing import Any
@@ -91,4 +91,4 @@ def test_the_ratio_is_one_before_the_update_and_weights_are_equal_after_the_sync
 def test_a_few_steps_raise_the_reward() -> None:
     steps = Steps(temperature=1.0)
     rewards = [steps.run(step)[1]["reward/mean"] for step in range(8)]
-    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.1

@@ -18,7 +18,7 @@ from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.minibatch import mini_batches
 from flowrl.nodes._backend.trainer import Trainer, trainer_of
 from flowrl.nodes.update.policy import Policy
-from flowrl.rows import Jagged, Rows
+from flowrl.rows import Rows
 
 AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 ALL_TERMS = {"kl_coef": 0.1, "entropy_coef": 0.01}
@@ -57,7 +57,7 @@ def test_micro_batches_change_neither_gradient_nor_metrics(aggregation: str, con
         moved, others = updated(
             context, batch, aggregation=aggregation, max_tokens_per_microbatch=max_tokens, **ALL_TERMS
         )
-        assert torch.allclose(moved, whole, atol=1e-6)
+        assert torch.allclose(moved, whole, atol=1e-6 * max(1.0, whole.abs().max().item()))
         assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(context: Context) -> None
     trainer = trainer_of(context)
     node.run(**columns(batch))
     before = parameters(trainer)
-    state = {key: value for key, value in trainer.optimizer.state_dict()["state"][0].items()}
+    state = trainer.optimizer.state_dict()["state"][0]
     kept = {key: value.clone() for key, value in state.items()}
     advantages = batch.columns["advantages"]
     values = np.where(batch.columns["loss_mask"].values, np.nan, advantages.values)
@@ -148,7 +148,7 @@ def test_gradients_above_the_limit_are_scaled_to_it(context: Context) -> None:
     free, metrics = updated(context, batch)
     moved, clipped = updated(replace(context, models={"policy": spec}), batch)
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
-    assert clipped["actor/grad_norm"] == metrics["actor/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-4)
+    assert clipped["actor/grad_norm"] == metrics["actor/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-3)
 
 
 def test_several_steps_need_the_policy_before_the_first(context: Context) -> None:
@@ -194,7 +194,7 @@ def test_settings_say_what_is_read() -> None:
 
 
 def test_the_dual_clip_must_lie_above_the_clip() -> None:
-    with pytest.raises(ValueError, match="above 1 \\+ clip_high = 1.5, got 1.4"):
+    with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.5, got 1\.4"):
         Policy(minibatch=1, clip_high=0.5, dual_clip=1.4)
 
 
@@ -204,7 +204,7 @@ def test_mini_batches_are_cut_by_identity_in_any_order_of_arrival() -> None:
     for seed in (None, "0/0", "0/1", "1/0"):
         names = [[rows.names()[i] for i in part] for part in mini_batches(rows, 2, seed)]
         assert names == [[other.names()[i] for i in part] for part in mini_batches(other, 2, seed)]
-        assert sorted(sum(names, [])) == sorted(rows.names())
+        assert sorted(name for part in names for name in part) == sorted(rows.names())
         assert [len(part) for part in names] == [4, 4]
     plain = [[rows.names()[i] for i in part] for part in mini_batches(rows, 2)]
     assert plain[0] == ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]

@@ -27,7 +27,7 @@ def trajectories(num_groups: int = 4, group_size: int = 3, seed: int = 0, longes
         return Token.of(rows, [draw(length) for length in lengths])
 
     mask = token(lambda length: generator.random(length) < 0.8)
-    mask.values[mask.offsets[1] : mask.offsets[2]] = False
+    mask.values[mask.jagged.row == 1] = False
     columns: dict[str, Any] = {
         "prompt_ids": PromptToken.of(rows, prompts),
         "response_ids": token(lambda length: generator.integers(2, 20, length)),

@@ -1,0 +1,83 @@
+"""Runs of the real command on real Ray, and what is left behind by them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = ROOT / "pipelines" / "grpo_sync.yaml"
+FAKE = """
+flowrl: 1
+name: fake
+models: {policy: {path: arith-tiny}}
+data: {train: {type: arithmetic, size: 64}}
+batch: {prompts: 8, group: 4}
+pools: {generate: {workers: 1}}
+nodes:
+  rollout: {use: rollout.generate, model: policy, pool: generate, engine: fake, max_tokens: 8}
+  reward: {use: reward.exact_match}
+  advantage: {use: advantage.grpo}
+run: {steps: 2}
+"""
+"""A pipeline without a real model: starts fast, runs the real graph, store and workers."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of the command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        (found,) = [path for path in self.folder.glob("runs/*") if path.is_dir() and path.name != "mlartifacts"]
+        return found
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl."""
+        return [json.loads(line) for line in (self.run / "events.jsonl").read_text().splitlines()]
+
+
+def finish(folder: Path, *arguments: str | Path, timeout: float = 240) -> Finished:
+    """Run `flowrl ARGUMENTS` in a folder and wait for its end."""
+    command = [sys.executable, "-m", "flowrl", *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, env=environment())
+    return Finished(done.returncode, done.stdout, done.stderr, folder)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: this checkout, nothing from a hub, no tracking server of the developer's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "RAY_", "RANK", "WORLD"))}
+    return kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+
+
+def processes(marks: Sequence[str] = ("raylet", "gcs_server", "ray::", "flowrl")) -> set[int]:
+    """Processes, other than this one and its parents, that a run may have left behind."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if state != "Z" and any(mark in line for mark in marks) and "pytest" not in line:
+                found.add(int(entry.name))
+    return found

@@ -1,0 +1,279 @@
+"""Small nodes for the tests of graph, schedule and engine, and pipelines made of them: `use: stub_nodes:Mix`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from flowrl.batch import Prompt, Sample, Step, Token
+from flowrl.engine.call import NodeSetup
+from flowrl.metric import metric
+from flowrl.node import Context, Node
+from flowrl.registry import NodeRef
+from flowrl.rows import Rows
+
+
+class Source(Node):
+    """A number for each sample."""
+
+    class Out(NamedTuple):
+        value: Sample[float]
+
+    def run(self, prompt: Prompt[str]) -> Out:
+        return self.Out(Sample(prompt.rows, np.arange(len(prompt.rows), dtype=np.float32)))
+
+
+class Label(Node):
+    """A text for each prompt."""
+
+    class Out(NamedTuple):
+        label: Prompt[str]
+
+    def run(self, prompt: Prompt[str]) -> Out:
+        return self.Out(prompt)
+
+
+class Mix(Node):
+    """The sum of any number of values."""
+
+    class Out(NamedTuple):
+        value: Sample[float]
+
+    def run(self, inputs: list[Sample[float]]) -> Out:
+        return self.Out(Sample(inputs[0].rows, np.sum([column.values for column in inputs], axis=0)))
+
+
+class Optional(Node):
+    """A value, and another one if anybody writes it; `eager` demands it."""
+
+    eager: bool = False
+
+    class Out(NamedTuple):
+        value: Sample[float]
+
+    def needs(self) -> dict[str, bool]:
+        return {"extra": True} if self.eager else {}
+
+    def run(self, value: Sample[float], extra: Sample[float] | None = None) -> Out:
+        return self.Out(value if extra is None else value + extra)
+
+
+class Spread(Node):
+    """A value for each token; waits for the whole batch."""
+
+    scope = "batch"
+
+    class Out(NamedTuple):
+        tokens: Token[float]
+
+    def run(self, value: Sample[float], response_mask: Token[bool]) -> Out:
+        return self.Out(value.per_token(response_mask))
+
+
+class Rollout(Node):
+    """Two tokens for each of the planned sessions, one group at a time."""
+
+    scope = "group"
+    weights = "generates"
+    cardinality = "expands"
+    device = "accelerator"
+
+    fail_at: int | None = None
+    """Position of the group at which it breaks off."""
+
+    class Out(NamedTuple):
+        rows: Rows
+        response_mask: Token[bool]
+        response: Sample[str]
+
+    def run(self, prompt: Prompt[str]) -> Iterator[Out]:
+        for group, (uid, size) in enumerate(zip(prompt.rows.uids, prompt.rows.planned.tolist(), strict=True)):
+            if group == self.fail_at:
+                raise RuntimeError("the engine is gone")
+            rows = Rows([uid], [0] * size, range(size))
+            metric("rollout/tokens", 2 * size, reduce="sum")
+            yield self.Out(rows, Token.of(rows, [[True, True]] * size), Sample(rows, [f"{uid}!"] * size))
+
+
+class Read(Node):
+    """Reads the training weights."""
+
+    weights = "reads"
+    device = "accelerator"
+
+    class Out(NamedTuple):
+        log_probs: Token[float]
+
+    def run(self, response_mask: Token[bool]) -> Out:
+        return self.Out(response_mask * -0.5)
+
+
+class Update(Node):
+    """Changes the training weights."""
+
+    scope = "batch"
+    weights = "updates"
+    pure = False
+    device = "accelerator"
+
+    minibatch: int = 1
+
+    def run(self, response_mask: Token[bool], log_probs: Token[float] | None = None) -> None:
+        metric("actor/tokens", float(response_mask.values.sum()))
+
+
+class Writer(Update):
+    """Changes the training weights and writes a field."""
+
+    class Out(NamedTuple):
+        late: Token[bool]
+
+
+class Sync(Node):
+    """Sends them."""
+
+    weights = "syncs"
+    pure = False
+    device = "accelerator"
+
+    def send(self) -> int:
+        return 7
+
+    def receive(self, weights: Any, version: int) -> None:
+        assert weights == 7
+
+
+class Judge(Node):
+    """A score for each response, with a row that goes wrong in the asked way."""
+
+    bad: str = ""
+    """The response on which it goes wrong."""
+    how: str = "raise"
+
+    _ready: bool = PrivateAttr(False)
+
+    class Out(NamedTuple):
+        score: Sample[float]
+
+    def setup(self, context: Context) -> None:
+        if self.how == "setup":
+            raise RuntimeError("no model here")
+        self._ready = True
+
+    def run(self, response: Sample[str]) -> Out:
+        assert self._ready, "setup comes before run"
+        metric("judge/seen", len(response.rows), reduce="sum")
+        values: list[Any] = [float(len(text)) for text in response]
+        for index, text in enumerate(response):
+            if text == self.bad:
+                values[index] = self.misbehave()
+        return self.Out(Sample(response.rows, values))
+
+    def misbehave(self) -> Any:
+        if self.how == "raise":
+            raise ZeroDivisionError("nothing to divide")
+        if self.how == "loop":
+            while True:
+                pass
+        if self.how == "sleep":
+            time.sleep(60)
+        if self.how == "die":
+            os._exit(1)
+        if self.how == "exit":
+            raise SystemExit(3)
+        return None if self.how == "none" else "1.5"
+
+
+class Wrong(Node):
+    """Returns something else than its Out declares."""
+
+    how: str = ""
+    scope = "group"
+
+    class Out(NamedTuple):
+        score: Sample[float]
+        counts: Token[int]
+
+    def run(self, response_mask: Token[bool]) -> Any:
+        rows = response_mask.rows
+        score, counts = Sample[float](rows, np.zeros(len(rows))), Token(rows, response_mask.values, response_mask.offsets)
+        if self.how == "axis":
+            return self.Out(counts, counts)
+        if self.how == "number":
+            return (score,)
+        if self.how == "text":
+            return self.Out(Sample(rows, ["x"] * len(rows)), counts)
+        if self.how == "fraction":
+            return self.Out(score, counts * 0.5)
+        if self.how == "two rows":
+            return self.Out(Sample(rows.take(np.array([0])), [1.0]), counts)
+        if self.how == "fewer":
+            first = rows.take(np.array([0]))
+            return self.Out(Sample(first, [1.0]), Token(first, [1], np.array([0, 1])))
+        if self.how == "strange":
+            strange = Rows.of(["elsewhere"])
+            return self.Out(Sample(strange, [1.0]), Token(strange, [1], np.array([0, 1])))
+        return self.Out(score, counts)
+
+
+class NotFinite(Node):
+    """A token that is not finite, where the prompt asks for it."""
+
+    value: float = 0.5
+    model_config = {"allow_inf_nan": True}
+    scope = "group"
+
+    class Out(NamedTuple):
+        weights_of_tokens: Token[float]
+        limit: Step[float]
+
+    def run(self, response_mask: Token[bool]) -> Out:
+        weights = np.where(response_mask.values, self.value, 0.0)
+        return self.Out(Token(response_mask.rows, weights, response_mask.offsets), Step(response_mask.rows, 1.0))
+
+
+class TwoReductions(Node):
+    """Reports one metric in two ways."""
+
+    scope = "group"
+
+    class Out(NamedTuple):
+        mask: Token[bool]
+
+    def run(self, response_mask: Token[bool]) -> Iterator[Out]:
+        metric("x", 1.0)
+        yield self.Out(response_mask)
+        metric("x", 1.0, reduce="sum")
+
+
+def stub(name: str, cls: str, **settings: Any) -> NodeSetup:
+    """One of the nodes above as a worker needs it, every port that it must have under its own name."""
+    ref = NodeRef(f"stub_nodes:{cls}", "stub_nodes", cls)
+    made = ref.load()
+    keys = {key: settings.pop(key) for key in ("on_error", "timeout", "model") if key in settings}
+    reads = {name: (name,) for name, port in made.input_ports.items() if not port.optional}
+    writes = {port: port for port in made.output_ports}
+    return NodeSetup(
+        name, ref, settings, keys.get("model"), reads, writes, (tuple(writes),) * bool(writes),
+        keys.get("on_error", "fail"), keys.get("timeout"),
+    )  # fmt: skip
+
+
+def document(nodes: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    """A document with these nodes; `use: Mix` stands for the one in this module."""
+    return {
+        "flowrl": 1,
+        "name": "stub",
+        "data": {"train": {"type": "arithmetic", "size": 64}},
+        "batch": {"prompts": 4, "group": 2},
+        "nodes": {
+            name: {**node, "use": node["use"] if "." in node["use"] or ":" in node["use"] else f"stub_nodes:{node['use']}"}
+            for name, node in nodes.items()
+        },
+        **sections,
+    }

@@ -1,0 +1,183 @@
+"""A worker in this process: calls in, receipts and blocks out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_nodes import stub
+
+from flowrl.batch import Batch, Prompt, Sample, Token
+from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
+from flowrl.engine.worker import Worker
+from flowrl.fields import FieldType
+from flowrl.rows import Rows
+
+UIDS = tuple(f"u{index}" for index in range(5))
+PROMPTS = Rows(UIDS, planned=[2] * 5, settled=[0] * 5)
+
+
+def prompts() -> Batch:
+    return Batch(PROMPTS, {"prompt": Prompt(PROMPTS, [f"p{uid}" for uid in UIDS])}, {"prompt": FieldType("Prompt", "str")})
+
+
+def responses(rows: Rows | None = None) -> Batch:
+    rows = rows or Rows.of(["b", "a", "a"])
+    columns = {"response": Sample(rows, rows.names()), "response_mask": Token.of(rows, [[True, False]] * len(rows), "bool")}
+    return Batch(rows, columns, {"response": FieldType("Sample", "str"), "response_mask": FieldType("Token", "bool")})
+
+
+def worker_of(*nodes: NodeSetup, strict_io: bool = False) -> Worker:
+    worker = Worker(WorkerSetup("gpu", 1, 2, nodes, {}, seed=3, num_threads=1, strict_io=strict_io, can_kill=False))
+    worker.load()
+    return worker
+
+
+def run(node: NodeSetup, *parts: Batch, call: Call | None = None, strict_io: bool = False) -> list[tuple[Receipt, list[Batch]]]:
+    call = call or Call(node.name, 1, parts[0].rows.uids if parts else ())
+    return list(worker_of(node, strict_io=strict_io).blocks(call, parts))
+
+
+def test_a_stream_without_blocks_is_sent_at_its_end() -> None:
+    ((receipt, (whole,)),) = run(stub("r", "Rollout"), prompts())
+    assert whole.rows.uids == UIDS
+    assert len(whole.rows) == 10
+    assert (receipt.settled, receipt.last, receipt.failed) == (UIDS, True, False)
+    assert (receipt.worker, receipt.step, receipt.attempt) == ("gpu/1", 1, 1)
+    assert receipt.fields == (("response_mask", "response"),)
+    assert {part.name: part.value for part in receipt.metrics} == {"rollout/tokens": 20}
+    assert receipt.bytes_in > 0
+    assert receipt.bytes_out > 0
+
+
+def test_a_stream_is_gathered_into_blocks_of_whole_groups() -> None:
+    found = run(stub("r", "Rollout"), prompts(), call=Call("r", 1, UIDS, block_groups=2))
+    sizes = [receipt.rows.num_groups for receipt, _ in found]
+    assert sizes == [2, 2, 1]
+    assert [receipt.last for receipt, _ in found] == [False, False, True]
+    assert sum((receipt.settled for receipt, _ in found), ()) == UIDS
+    assert [receipt.metrics[0].value for receipt, _ in found] == [8, 8, 4]
+    assert found[0][0].bytes_in > 0
+    assert [receipt.bytes_in for receipt, _ in found[1:]] == [0, 0], "the inputs of a call are counted once"
+
+
+def test_a_stream_that_breaks_off_keeps_its_blocks_and_settles_the_rest_as_failed() -> None:
+    found = run(stub("r", "Rollout", fail_at=3), prompts(), call=Call("r", 1, UIDS, block_groups=2))
+    assert [receipt.failed for receipt, _ in found] == [False, True]
+    assert [receipt.settled for receipt, _ in found] == [UIDS[:2], UIDS[2:]]
+    (failure,) = found[-1][0].failures
+    assert failure.error == "RuntimeError: the engine is gone"
+    assert "stub_nodes.py" in failure.traceback
+
+
+def test_a_node_that_raises_gives_a_failed_receipt_and_no_exception() -> None:
+    ((receipt, outputs),) = run(stub("j", "Judge", bad="a_0_0", on_error="fail"), responses())
+    assert receipt.failed
+    assert receipt.last
+    assert receipt.failures[-1].error == "ZeroDivisionError: nothing to divide"
+    assert outputs == []
+    assert receipt.fields == ()
+    assert receipt.settled == ("b", "a")
+
+
+def test_missing_inputs_are_a_failure_too() -> None:
+    ((receipt, _),) = run(stub("s", "Spread"), responses())
+    assert receipt.failed
+    assert receipt.failures[-1].error == "LookupError: s reads 'value', of which nothing has arrived for these groups"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("axis", "TypeError: w wrote 'score' as Token, not as Sample[float]"),
+        ("number", "TypeError: w returned 1 outputs, its Out has 2"),
+        ("text", "TypeError: w wrote 'score', which is no Sample[float]: float cannot hold 'x'"),
+        ("fraction", "TypeError: w wrote 'counts', which is no Token[int]: int cannot hold 0.5"),
+        ("two rows", "ValueError: w wrote 'counts' for other rows than its first output"),
+    ],
+)
+def test_an_output_that_is_not_what_was_declared_is_named(how: str, message: str) -> None:
+    ((receipt, _),) = run(stub("w", "Wrong", how=how), responses())
+    assert receipt.failures[-1].error == message
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("fewer", "ValueError: w was given 3 rows and wrote 1"),
+        ("strange", "ValueError: w wrote rows that it was not given, such as elsewhere_0_0"),
+        ("", None),
+    ],
+)
+def test_strict_io_checks_the_rows(how: str, message: str | None) -> None:
+    ((receipt, _),) = run(stub("w", "Wrong", how=how), responses(), strict_io=True)
+    assert [failure.error for failure in receipt.failures] == [message] * (message is not None)
+
+
+def test_strict_io_checks_that_floats_are_finite() -> None:
+    ((receipt, _),) = run(stub("n", "NotFinite", value=float("inf")), responses(), strict_io=True)
+    assert receipt.failures[-1].error == "ValueError: n wrote a value that is not finite to 'weights_of_tokens'"
+    ((receipt, _),) = run(stub("n", "NotFinite"), responses(), strict_io=True)
+    assert not receipt.failed
+    ((receipt, _),) = run(stub("n", "NotFinite", value=float("inf")), responses())
+    assert not receipt.failed
+
+
+def test_a_worker_gets_only_the_fields_and_groups_of_its_call_in_canonical_order() -> None:
+    node = stub("w", "Wrong")
+    ((receipt, (out,)),) = run(node, responses(Rows.of(["c", "b", "a", "b"])), call=Call("w", 1, ("b", "a")))
+    assert out.rows.names() == ["a_0_0", "b_0_0", "b_1_0"]
+    assert receipt.bytes_in > 0
+    assert receipt.bytes_out > 0
+
+
+def test_parts_of_several_writers_are_joined_by_identity() -> None:
+    node = stub("s", "Spread")
+    rows = Rows.of(["a", "a", "b"])
+    values = Batch(rows, {"value": Sample(rows, np.array([1.0, 2.0, 3.0]))}, {"value": FieldType("Sample", "float")})
+    ((_, (out,)),) = run(node, responses(), values)
+    tokens: Any = out.columns["tokens"]
+    assert {name: row.tolist() for name, row in zip(out.rows.names(), tokens.jagged, strict=True)} == {
+        "a_0_0": [1.0, 1.0], "a_1_0": [2.0, 2.0], "b_0_0": [3.0, 3.0]
+    }  # fmt: skip
+    assert tokens.values.dtype == np.float32
+
+
+def test_an_update_without_outputs_settles_its_groups() -> None:
+    ((receipt, outputs),) = run(stub("u", "Update", model="policy"), responses())
+    assert outputs == []
+    assert (receipt.settled, receipt.failed) == (("b", "a"), False)
+    assert {part.name: part.value for part in receipt.metrics} == {"actor/tokens": 3.0}
+
+
+def test_a_sync_node_sends_and_receives() -> None:
+    worker = worker_of(stub("s", "Sync", model="policy"))
+    worker.receive("s", worker.send("s"), 1)
+
+
+def test_a_metric_with_two_reductions_is_a_failure_of_its_node() -> None:
+    ((receipt, _),) = run(stub("t", "TwoReductions"), responses())
+    assert receipt.failed
+    assert receipt.failures[-1].error == "ValueError: metric 'x' is reduced by mean in one place and sum in another"
+
+
+def test_a_reward_goes_on_without_its_bad_row() -> None:
+    node = stub("j", "Judge", bad="a_1_0", on_error="unscored")
+    ((receipt, (out,)),) = run(node, responses())
+    scores = dict(zip(out.rows.names(), out.columns["score"].values.tolist(), strict=True))
+    assert np.isnan(scores.pop("a_1_0"))
+    assert scores == {"a_0_0": 5.0, "b_0_0": 5.0}
+    assert not receipt.failed
+    assert [failure.rows for failure in receipt.failures] == [("a_1_0",)]
+    assert {part.name: part.value for part in receipt.metrics} == {"judge/seen": 3}
+
+
+def test_a_reward_may_drop_its_bad_row() -> None:
+    node = stub("j", "Judge", bad="a_1_0", on_error="drop")
+    ((receipt, (out,)),) = run(node, responses(), strict_io=True)
+    assert out.rows.names() == ["a_0_0", "b_0_0"]
+    assert not receipt.failed
+    ((receipt, (out,)),) = run(node, responses(Rows.of(["a"], session=[1])))
+    assert len(out.rows) == 0
+    assert receipt.settled == ("a",)

@@ -1,0 +1,143 @@
+"""What may run next within a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stub_nodes import document
+
+from flowrl import Pipeline
+from flowrl.graph.build import Graph
+from flowrl.schedule.base import Progress, Task
+from flowrl.schedule.sync import Sync
+
+ON = {"model": "policy", "pool": "gpu"}
+NODES: dict[str, Any] = {
+    "rollout": {"use": "Rollout", **ON},
+    "judge": {"use": "Judge"},
+    "spread": {"use": "Spread", "reads": {"value": "score"}},
+    "old": {"use": "Read", **ON},
+    "update": {"use": "Update", **ON},
+    "sync": {"use": "Sync", "model": "policy"},
+}
+UIDS = ("a", "b", "c")
+
+
+def graph_of(nodes: dict[str, Any]) -> Graph:
+    made = document(nodes, models={"policy": {"path": "x", "trainable": True}}, pools={"gpu": {}})
+    return Pipeline(made).plan().graph
+
+
+GRAPH = graph_of(NODES)
+
+
+def ready(progress: Progress) -> dict[str, tuple[str, ...]]:
+    return {task.node: task.uids for task in progress.ready()}
+
+
+def finish(progress: Progress, *names: str) -> None:
+    for name in names:
+        progress.submit(name, UIDS)
+        progress.settle(name, UIDS)
+
+
+def test_only_what_reads_the_data_can_start() -> None:
+    assert list(Progress(GRAPH, 3, UIDS).ready()) == [Task("rollout", 3, UIDS)]
+
+
+def test_nodes_of_single_samples_start_on_the_groups_that_have_settled() -> None:
+    progress = Progress(GRAPH, 1, UIDS)
+    progress.submit("rollout", UIDS)
+    progress.settle("rollout", ["b"])
+    assert ready(progress) == {"judge": ("b",), "old": ("b",)}
+    progress.submit("judge", ["b"])
+    progress.settle("rollout", ["c", "a"])
+    assert ready(progress) == {"judge": ("a", "c"), "old": ("a", "b", "c")}
+
+
+def test_a_batch_node_waits_until_its_writers_are_done() -> None:
+    progress = Progress(GRAPH, 1, UIDS)
+    finish(progress, "rollout")
+    progress.submit("judge", UIDS)
+    progress.settle("judge", ["a", "b"])
+    assert "spread" not in ready(progress)
+    progress.settle("judge", ["c"])
+    assert ready(progress)["spread"] == UIDS
+
+
+def test_weight_edges_wait_for_the_whole_predecessor() -> None:
+    progress = Progress(GRAPH, 1, UIDS)
+    finish(progress, "rollout", "judge", "spread")
+    progress.submit("old", UIDS)
+    progress.settle("old", ["a", "b"])
+    assert ready(progress) == {}
+    progress.settle("old", ["c"])
+    assert ready(progress) == {"update": UIDS}
+    finish(progress, "update")
+    assert ready(progress) == {"sync": UIDS}
+    assert not progress.complete
+    finish(progress, "sync")
+    assert progress.complete
+
+
+def test_the_edge_to_the_next_step_holds_nothing_back_in_this_one() -> None:
+    assert "rollout" in ready(Progress(GRAPH, 1, UIDS))
+
+
+def test_a_field_is_released_after_its_last_reader() -> None:
+    progress = Progress(GRAPH, 1, UIDS)
+    assert progress.released() == ["answer", "data_source"], "columns of the data that nobody reads"
+    finish(progress, "rollout")
+    assert progress.released() == ["prompt", "answer", "data_source"]
+    finish(progress, "judge")
+    assert "response" in progress.released()
+    assert "response_mask" not in progress.released()
+    finish(progress, "old", "spread", "update")
+    assert {"response_mask", "log_probs", "score"} <= set(progress.released())
+
+
+def test_who_is_late_is_told_with_the_number_of_groups() -> None:
+    progress = Progress(GRAPH, 1, UIDS)
+    progress.submit("rollout", UIDS)
+    progress.settle("rollout", ["a"])
+    progress.submit("judge", ["a"])
+    assert progress.waiting() == {"rollout": 2, "judge": 1}
+
+
+@pytest.mark.parametrize(("in_flight", "admitted"), [(0, 8), (1, 0), (8, 0)])
+def test_sync_admits_a_whole_batch_when_nothing_is_in_flight(in_flight: int, admitted: int) -> None:
+    assert Sync(8).num_to_admit(in_flight) == admitted
+
+
+@given(st.integers(1, 5), st.sets(st.sampled_from(["judge", "spread", "old"])), st.data())
+def test_however_groups_settle_each_node_gets_each_group_once_and_the_step_ends(
+    num_groups: int, left_out: set[str], data: st.DataObject
+) -> None:
+    nodes = {name: node for name, node in NODES.items() if name not in left_out | ({"spread"} if "judge" in left_out else set())}
+    graph = graph_of(nodes)
+    progress = Progress(graph, 1, [f"u{index}" for index in range(num_groups)])
+    running: list[tuple[str, str]] = []
+    given_to: dict[str, list[str]] = {name: [] for name in nodes}
+    settled: dict[str, set[str]] = {name: set() for name in nodes}
+    while not progress.complete:
+        for task in list(progress.ready()):
+            if not data.draw(st.booleans()) and running:
+                continue  # its worker is busy; it stays ready
+            for edge in graph.edges:
+                if edge.target == task.node and edge.source != "data" and not edge.distance:
+                    assert settled[edge.source] >= set(task.uids)
+                    if edge.kind == "weights" or graph.nodes[task.node].cls.scope == "batch":
+                        assert settled[edge.source] == set(progress.uids)
+            progress.submit(task.node, task.uids)
+            given_to[task.node] += task.uids
+            running += [(task.node, uid) for uid in task.uids]
+        assert running, "nothing runs and the step has not ended"
+        node, uid = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        progress.settle(node, [uid])
+        settled[node].add(uid)
+    assert all(sorted(uids) == sorted(progress.uids) for uids in given_to.values())
+    assert set(progress.released()) == set(graph.fields)
+    assert not progress.waiting()
