@@ -124,9 +124,8 @@ class Token(Numeric[T]):
 
     def _operand(self, other: Any) -> Any:
         values = super()._operand(other)
-        if isinstance(other, Token) and other.offsets is not self.offsets:
-            if not np.array_equal(other.offsets, self.offsets):
-                raise ValueError("the two columns have rows of different length")
+        if isinstance(other, Token) and not np.array_equal(other.offsets, self.offsets):
+            raise ValueError("the two columns have rows of different length")
         return values
 
     @property

@@ -43,13 +43,16 @@ class View(StrEnum):
 def run(
     file: File,
     sets: Sets = [],  # noqa: B006 - typer reads the default, nobody changes it
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps; same as `--set run.steps=N`.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of training steps; same as `--set run.steps=N`.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is started.")] = False,
     local: Annotated[
         bool, typer.Option("--local", help="Run everything in this process, one node at a time, for a debugger.")
     ] = False,
     address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Join a Ray cluster (`auto` or host:port) instead of starting one.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Join a Ray cluster (`auto` or host:port) instead of starting one."),
     ] = None,
 ) -> None:
     """Train: check the pipeline, start its pools, and run it."""
@@ -82,7 +85,9 @@ def plan(file: File, sets: Sets = []) -> None:  # noqa: B006
 def show(
     file: File,
     sets: Sets = [],  # noqa: B006
-    as_: Annotated[View, typer.Option("--as", help="Form of the picture; `resolved` prints the document with every default.")] = View.tree,
+    as_: Annotated[
+        View, typer.Option("--as", help="Form of the picture; `resolved` prints the document with every default.")
+    ] = View.tree,
 ) -> None:
     """Show the graph of a pipeline, or the document with every default."""
     from flowrl.commands import show_pipeline
@@ -92,7 +97,9 @@ def show(
 
 @app.command()
 def nodes(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Library name, import path or file:Class.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Library name, import path or file:Class.")
+    ] = None,
 ) -> None:
     """List the library's nodes, or explain one: parameters, reads, writes."""
     from flowrl.commands import show_nodes

@@ -161,5 +161,3 @@ def report(problems: Any) -> int:
 def say(text: str) -> None:
     """A line for people, on the error stream."""
     print(text, file=sys.stderr)
-
-

@@ -1,7 +1,7 @@
 """Mistakes of users as values: what is wrong, where, and how to put it right.
 
 A `Problem` is found before anything starts; all problems of a pipeline are collected and raised together as one
-`PipelineError` (exit code 2). A `RunError` is a failure of a started run (exit code 1) that names node, rows and worker.
+`PipelineError` (exit code 2). A `RunError` is the failure of a started run (exit code 1); it names node, rows, worker.
 """
 
 from __future__ import annotations

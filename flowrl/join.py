@@ -66,8 +66,8 @@ def concat(parts: Sequence[Batch]) -> Batch:
 def join(parts: Sequence[Batch]) -> Batch:
     """Batches of different fields side by side, matched by identity.
 
-    Parts with equal fields are blocks of one writer and are concatenated first. A trajectory that any part lacks is
-    left out of all; parts that hold prompts only (no trajectories) never remove one.
+    Parts with equal fields are blocks of one writer and are concatenated first. A trajectory that any part lacks, or
+    for whose group a part with `Prompt` columns has no value, is left out of all.
     """
     by_fields: dict[tuple[str, ...], list[Batch]] = {}
     for part in parts:
@@ -98,7 +98,10 @@ def _has_samples(batch: Batch) -> bool:
 
 
 def _join_groups(base: Batch, others: Sequence[Batch]) -> Batch:
-    """Add `Prompt` and `Step` columns of other blocks to the groups of `base`."""
+    """Add `Prompt` and `Step` columns of other blocks to the groups of `base` that all have a value for."""
+    for other in others:
+        if any(isinstance(column, Prompt) for column in other.columns.values()):
+            base = take_groups(base, other.rows.uids)
     columns, types = dict(base.columns), dict(base.types)
     for other in others:
         columns |= {name: _aligned(column, base.rows, np.zeros(0, np.int64)) for name, column in other.columns.items()}

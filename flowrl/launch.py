@@ -21,6 +21,12 @@ from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History
 
 
+LOCAL_NOTE = (
+    "--local: one worker a pool, nodes one at a time in this process; nothing overlaps, and a row that never returns "
+    "cannot be ended"
+)
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run."""
@@ -69,8 +75,7 @@ def run_recorded(
     cluster: Cluster | None = None
     try:
         if local:
-            recorder.note("--local: one worker a pool, nodes one at a time in this process; nothing overlaps, and a row "
-                          "that never returns cannot be ended")  # fmt: skip
+            recorder.note(LOCAL_NOTE)
             cluster = LocalCluster()
             device = "cpu"
         else:

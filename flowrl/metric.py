@@ -24,7 +24,9 @@ class Metric:
     def merge(self, other: Metric) -> Metric:
         """This part and a later one together."""
         if other.reduce != self.reduce:
-            raise ValueError(f"metric '{self.name}' is reduced by {self.reduce} in one place and {other.reduce} in another")
+            raise ValueError(
+                f"metric '{self.name}' is reduced by {self.reduce} in one place and {other.reduce} in another"
+            )
         if self.reduce == "max":
             return replace(self, total=max(self.total, other.total))
         if self.reduce == "last":

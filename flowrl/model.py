@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Settings(BaseModel):
     """Base of every section: unknown keys refused, frozen, strict types, no infinity and no NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class OptimizerSpec(Settings):

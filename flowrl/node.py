@@ -15,6 +15,7 @@ without an engine: `LengthPenalty(budget=8).run(...)`.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,8 +86,9 @@ class Node(Settings):
     """Ports of `Out`; filled in by the class definition."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        hints = inspect.get_annotations(cls)
         for name in SETTINGS:
-            if name in cls.__dict__.get("__annotations__", {}) and "ClassVar" not in str(cls.__annotations__[name]):
+            if "ClassVar" not in str(hints.get(name, "ClassVar")):
                 raise NodeDefinitionError(
                     f"{cls.__name__}: '{name}' is a class attribute, not a parameter; write `{name} = ...` without a "
                     f"hint, or `{name}: ClassVar[...] = ...`"

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Pipeline:
     """One pipeline. `Pipeline({...})` takes the same mapping as the YAML file."""
 
-    def __init__(self, document: Mapping[str, Any] | Reading, folder: str | Path = ".", sets: Sequence[str] = ()) -> None:
+    def __init__(
+        self, document: Mapping[str, Any] | Reading, folder: str | Path = ".", sets: Sequence[str] = ()
+    ) -> None:
         self.reading = document if isinstance(document, Reading) else read_value(document, sets)
         self.folder = Path(folder)
 

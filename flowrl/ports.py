@@ -1,4 +1,4 @@
-"""Ports of a node class, read from its hints: the parameters of `run` are its reads, the members of `Out` its writes."""
+"""Ports of a node class, read from its hints: parameters of `run` are its reads, members of `Out` its writes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class NodeRef:
             raise BrokenNode(f"importing {self.file or self.module} failed: {type(error).__name__}: {error}") from error
         found = getattr(module, self.name, None)
         if found is None:
-            classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Node) and v is not Node]
+            classes = [
+                n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Node) and v is not Node
+            ]
             raise UnknownNode(f"'{self.file or self.module}' has no class '{self.name}'; {nearest(self.name, classes)}")
         if not (isinstance(found, type) and issubclass(found, Node)):
             raise BrokenNode(f"'{self.name}' in {self.file or self.module} is no flowrl.Node")
@@ -108,7 +110,9 @@ def library_names() -> list[str]:
     """Names of all library nodes, those of third parties included."""
     root = Path(__file__).parent / "nodes"
     files = (path.relative_to(root) for path in root.glob("*/*.py"))
-    ours = [f"{path.parent.name}.{path.stem}" for path in files if not str(path).startswith("_") and path.stem[0] != "_"]
+    ours = [
+        f"{path.parent.name}.{path.stem}" for path in files if not str(path).startswith("_") and path.stem[0] != "_"
+    ]
     return sorted(ours + [entry.name for entry in importlib.metadata.entry_points(group=LIBRARY)])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from flowrl.batch import Prompt, Sample, Step, Token
 from flowrl.engine.call import NodeSetup
@@ -201,7 +201,10 @@ class Wrong(Node):
 
     def run(self, response_mask: Token[bool]) -> Any:
         rows = response_mask.rows
-        score, counts = Sample[float](rows, np.zeros(len(rows))), Token(rows, response_mask.values, response_mask.offsets)
+        score, counts = (
+            Sample[float](rows, np.zeros(len(rows))),
+            Token(rows, response_mask.values, response_mask.offsets),
+        )
         if self.how == "axis":
             return self.Out(counts, counts)
         if self.how == "number":
@@ -224,8 +227,7 @@ class Wrong(Node):
 class NotFinite(Node):
     """A token that is not finite, where the prompt asks for it."""
 
-    value: float = 0.5
-    model_config = {"allow_inf_nan": True}
+    value: float = Field(0.5, allow_inf_nan=True)
     scope = "group"
 
     class Out(NamedTuple):
@@ -272,7 +274,10 @@ def document(nodes: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
         "data": {"train": {"type": "arithmetic", "size": 64}},
         "batch": {"prompts": 4, "group": 2},
         "nodes": {
-            name: {**node, "use": node["use"] if "." in node["use"] or ":" in node["use"] else f"stub_nodes:{node['use']}"}
+            name: {
+                **node,
+                "use": node["use"] if "." in node["use"] or ":" in node["use"] else f"stub_nodes:{node['use']}",
+            }
             for name, node in nodes.items()
         },
         **sections,

@@ -18,7 +18,9 @@ class Cluster(Protocol):
     def put(self, batch: Batch) -> Any:
         """A reference to columns that the driver makes itself, such as the prompts of a step."""
 
-    def call(self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int) -> AsyncIterator[tuple[Receipt, list[Any]]]:
+    def call(
+        self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int
+    ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
         """Run a node on a worker: for each block its receipt and the references to its outputs."""
 
     async def send(self, worker: str, node: str) -> Any:

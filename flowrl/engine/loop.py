@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flowrl.batch import Batch, Prompt
@@ -41,7 +41,6 @@ class Arrival:
     node: str
     receipt: Receipt
     refs: Sequence[Any]
-    call: Call
 
 
 class Loop:
@@ -59,6 +58,7 @@ class Loop:
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
         self.running: set[asyncio.Task[None]] = set()
         self.ranks_left: dict[str, int] = {}
+        self.failed_attempts: dict[tuple[str, str], int] = {}
         self.tally = Tally(0)
 
     async def train(self) -> None:
@@ -69,14 +69,15 @@ class Loop:
             while not progress.complete:
                 for task in progress.ready():
                     self.submit(task, progress)
-                self.collect(await self.next_arrival(progress), progress)
+                if not progress.complete:
+                    self.collect(await self.next_arrival(progress), progress)
                 self.store.release(progress.released())
             self.recorder.step(step, num_steps, self.tally.metrics())
             self.store.clear()
 
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
-        self.tally = Tally(step)
+        self.tally, self.failed_attempts = Tally(step), {}
         group = self.plan.document.batch.group
         prompts = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0))
         num = len(prompts)
@@ -102,17 +103,18 @@ class Loop:
             return
         parts = self.store.find([field for fields in node.reads.values() for field in fields], task.uids)
         progress.submit(node.name, task.uids)
-        if node.weights != "generates" and parts and not any(len(part.rows) for part in parts):
-            self.skip(node, task, progress)
-            return
+        if node.weights == "updates" and not any(len(part.rows) for part in parts):
+            raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
         shares = [task.uids] * len(workers)
         if node.weights == "generates":
             shares = [task.uids[rank :: len(workers)] for rank in range(len(workers))]
         shares = [share for share in shares if share]
         self.ranks_left[node.name] = len(shares) if node.weights in ("reads", "updates") else 0
         for worker, uids in zip(workers, shares, strict=False):
-            call = Call(node.name, task.step, uids, version=self.versions.get(node.model or "", 0),
-                        block_groups=self.block_groups(node))  # fmt: skip
+            attempt = 1 + max(self.failed_attempts.get((node.name, uid), 0) for uid in uids)
+            call = Call(
+                node.name, task.step, uids, attempt, self.versions.get(node.model or "", 0), self.block_groups(node)
+            )
             self.start(self.run(worker, call), [worker])
 
     def place(self, node: BoundNode) -> list[str]:
@@ -158,7 +160,7 @@ class Loop:
                 async for receipt, returned in self.cluster.call(worker, call, refs, len(outputs)):
                     if receipt.last:
                         self.free.add(worker)
-                    self.arrivals.put_nowait(Arrival(call.node, receipt, returned, call))
+                    self.arrivals.put_nowait(Arrival(call.node, receipt, returned))
         except TimeoutError:
             raise RunError(f"no end within its timeout of {limit:g} s", node=call.node, worker=worker) from None
 
@@ -173,7 +175,7 @@ class Loop:
         self.versions[node.model] = version
         self.free.update(workers)
         receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
-        self.arrivals.put_nowait(Arrival(node.name, receipt, (), Call(node.name, task.step, task.uids)))
+        self.arrivals.put_nowait(Arrival(node.name, receipt, ()))
 
     async def next_arrival(self, progress: Progress) -> Arrival:
         """Wait for news; say who is late; raise what went wrong."""
@@ -184,7 +186,9 @@ class Loop:
                 arrival = await asyncio.wait_for(self.arrivals.get(), LATE_SECONDS)
             except TimeoutError:
                 late = ", ".join(f"{name} ({num} groups)" for name, num in progress.waiting().items())
-                self.recorder.note(f"step {progress.step}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning")
+                self.recorder.note(
+                    f"step {progress.step}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning"
+                )
                 continue
             if isinstance(arrival, BaseException):
                 raise arrival
@@ -196,7 +200,7 @@ class Loop:
         self.tally.add(receipt)
         self.recorder.event(self.event(node, receipt))
         if receipt.failed:
-            self.retry_or_raise(node, arrival)
+            self.retry_or_raise(node, receipt, progress)
             return
         for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
             self.store.add(ref, fields, receipt.rows)
@@ -205,21 +209,15 @@ class Loop:
         else:
             progress.settle(node.name, receipt.settled)
 
-    def retry_or_raise(self, node: BoundNode, arrival: Arrival) -> None:
-        """A call that failed as a whole: try again where asked for, else the run ends with its error."""
-        receipt, call = arrival.receipt, arrival.call
-        if node.on_error == "retry" and call.attempt < MAX_ATTEMPTS:
-            self.start(self.run(receipt.worker, replace(call, attempt=call.attempt + 1)), [receipt.worker])
+    def retry_or_raise(self, node: BoundNode, receipt: Receipt, progress: Progress) -> None:
+        """A call that failed as a whole: its groups are ready again where asked for, else the run ends."""
+        if node.on_error == "retry" and receipt.attempt < MAX_ATTEMPTS:
+            self.failed_attempts |= {(node.name, uid): receipt.attempt for uid in receipt.settled}
+            progress.retry(node.name, receipt.settled)
             return
         worst = receipt.failures[-1]
-        rows = worst.rows or call.uids
+        rows = worst.rows or receipt.settled
         raise RunError(worst.error, node=node.name, worker=receipt.worker, rows=rows, details=worst.traceback)
-
-    def skip(self, node: BoundNode, task: Task, progress: Progress) -> None:
-        """No trajectory of these groups is left: nothing to do for this node."""
-        if node.weights == "updates":
-            raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
-        progress.settle(node.name, task.uids)
 
     def event(self, node: BoundNode, receipt: Receipt) -> Event:
         """The record of a block."""

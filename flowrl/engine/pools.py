@@ -24,6 +24,7 @@ from flowrl.errors import RunError
 from flowrl.graph.pools import Pool
 
 PLACEMENT_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 _ray: Any = ray
 """Ray without its type hints, which cover only a part of what it takes."""
@@ -57,8 +58,9 @@ class RayWorker:
     def stream(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:
         """For each block its outputs, then its receipt."""
         for receipt, outputs in self.worker.blocks(call, parts):
-            for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:
-                yield item  # not `yield from`: Ray sends into the generator, which a list does not take
+            # Not `yield from`: Ray sends into the generator, which a list does not take.
+            for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:  # noqa: UP028
+                yield item
 
     def send(self, node: str) -> Any:
         """Weights of a sync node."""
@@ -86,7 +88,9 @@ _Actor = _ray.remote(concurrency_groups={"control": 4})(RayWorker)
 class RayCluster:
     """Actors on placement groups, in a cluster that is joined or started here."""
 
-    def __init__(self, pools: Mapping[str, Pool], num_cpus: int, address: str | None, stage: Callable[[str], None]) -> None:
+    def __init__(
+        self, pools: Mapping[str, Pool], num_cpus: int, address: str | None, stage: Callable[[str], None]
+    ) -> None:
         self.pools, self.address, self.num_cpus, self.stage = pools, address, num_cpus, stage
         self.actors: dict[str, Any] = {}
         self.groups: dict[str, PlacementGroup] = {}
@@ -98,9 +102,14 @@ class RayCluster:
         quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(num_cpus=self.num_cpus, _node_ip_address=LOOPBACK, **quiet)
+            # "local" starts a cluster of its own even where another one is running on this machine
+            ray.init(address="local", num_cpus=self.num_cpus, _node_ip_address=LOOPBACK, **quiet)
         else:
-            ray.init(address=self.address, **quiet)
+            _require_listener(self.address)
+            try:
+                ray.init(address=self.address, **quiet)
+            except ConnectionError as error:
+                raise RunError(f"{error}; for a cluster on this machine, give --address auto") from None
         return {str(name): float(amount) for name, amount in _ray.cluster_resources().items()}
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
@@ -204,6 +213,19 @@ class RayCluster:
         ray.shutdown()
 
 
+def _require_listener(address: str) -> None:
+    """Raise `RunError` at once where nobody listens: Ray itself tries for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"no Ray cluster answers at '{address}' ({error}); give host:port of its head, or auto"
+        ) from None
+
+
 def _num_gpus() -> int:
     return int(_ray.cluster_resources().get("GPU", 0))
 
@@ -223,6 +245,8 @@ async def _done(ref: Any, node: str, worker: str) -> Any:
     try:
         return await ref
     except ray.exceptions.RayTaskError as error:
-        raise RunError(f"{type(error.cause).__name__}: {error.cause}", node=node, worker=worker, details=_plain(error)) from None
+        raise RunError(
+            f"{type(error.cause).__name__}: {error.cause}", node=node, worker=worker, details=_plain(error)
+        ) from None
     except ray.exceptions.RayActorError as error:
         raise RunError("the worker died", node=node, worker=worker, details=_plain(error)) from None

@@ -77,7 +77,9 @@ class Scorer:
                 values[row] = value
             per_row = max(time.monotonic() - started, 1e-6) / len(chunk)
             self._chunk = max(1, min(MAX_CHUNK, int(CHUNK_SECONDS / per_row), 4 * self._chunk))
-        kept = [row for row, value in enumerate(values) if value is not None or self.spec.on_error != "drop"]
+        if self.spec.on_error != "drop" or None not in values:
+            return self._columns(inputs.rows, values)
+        kept = [row for row, value in enumerate(values) if value is not None]
         return self._columns(inputs.rows.take(np.array(kept, dtype=np.int64)), [values[row] for row in kept])
 
     def close(self) -> None:
@@ -90,7 +92,9 @@ class Scorer:
     def _columns(self, rows: Rows, values: Values) -> list[Column[Any]]:
         ports = self.spec.ref.load().output_ports
         missing = (None,) * len(ports)
-        by_port = zip(*(row if row is not None else missing for row in values), strict=True) if values else [()] * len(ports)
+        by_port = (
+            zip(*(row if row is not None else missing for row in values), strict=True) if values else [()] * len(ports)
+        )
         pairs = zip(by_port, ports.values(), strict=True)
         return [Sample(rows, as_array(column, port.type.dtype)) for column, port in pairs]
 
@@ -145,7 +149,9 @@ def arguments(reads: Mapping[str, Sequence[str]], node: Node, inputs: Batch) -> 
     return given
 
 
-def score_rows(node: Node, reads: Mapping[str, Sequence[str]], batch: Batch, started: Any = None) -> tuple[Values, Report]:
+def score_rows(
+    node: Node, reads: Mapping[str, Sequence[str]], batch: Batch, started: Any = None
+) -> tuple[Values, Report]:
     """Run the node on each row alone; an exception leaves the row without a value."""
     values: Values = []
     with collect() as report:

@@ -27,7 +27,8 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
     return [
         WorkerSetup(
             pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
-            num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io, can_kill,
+            num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io,
+            can_kill,
         )
         for pool in plan.pools.values()
         for rank in range(pool.workers)

@@ -97,9 +97,18 @@ class Worker:
         return self.nodes[name]
 
     def _produce(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Iterator[Batch]:
-        """The outputs of a call as they come."""
-        inputs = canonical(self._inputs(spec, call, parts))
-        node = self.nodes[spec.name]
+        """The outputs of a call as they come; none where every trajectory of its groups was dropped on the way."""
+        inputs, node = canonical(self._inputs(spec, call, parts)), self.nodes[spec.name]
+        missing = [field for fields in spec.reads.values() for field in fields if field not in inputs.columns]
+        axes = {node.input_ports[port].type.axis for port in spec.reads}
+        if (
+            axes & {"Sample", "Token", "PromptToken"}
+            and node.weights != "updates"
+            and (missing or not len(inputs.rows))
+        ):
+            return
+        if missing:
+            raise LookupError(f"{spec.name} reads '{missing[0]}', of which nothing has arrived for these groups")
         if spec.name in self.scorers:
             yield self._output(spec, self.scorers[spec.name].score(inputs), inputs.rows)
             return
@@ -111,10 +120,7 @@ class Worker:
         wanted = [field for fields in spec.reads.values() for field in fields]
         chosen = [take_groups(project(part, wanted), call.uids) for part in parts]
         filled = [part for part in chosen if part.columns]
-        inputs = join(filled) if filled else Batch(Rows(call.uids), {}, {})
-        if missing := [field for field in wanted if field not in inputs.columns]:
-            raise LookupError(f"{spec.name} reads '{missing[0]}', of which nothing has arrived for these groups")
-        return inputs
+        return join(filled) if filled else Batch(Rows(call.uids), {}, {})
 
     def _output(self, spec: NodeSetup, out: Any, inputs: Rows) -> Batch:
         """`Out` as a batch of fields, checked against what the node declares."""
@@ -154,7 +160,8 @@ class Worker:
         receipt = Receipt(
             call.node, call.step, call.attempt, self.setup.name, whole.rows if whole is not None else Rows(()), settled,
             start, time.time(), bytes_in, sum(_num_bytes(output) for output in outputs),
-            tuple(report.metrics.values()), tuple(report.failures), report.failed, last, spec.outputs if outputs else (),
+            tuple(report.metrics.values()), tuple(report.failures), report.failed, last,
+            spec.outputs if outputs else (),
         )  # fmt: skip
         return receipt, outputs
 

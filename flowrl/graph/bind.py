@@ -121,7 +121,9 @@ def _connect(
             continue  # perhaps the port that a misspelt one stands for
         if isinstance(asked, list) and not (port.many and asked):
             place = reading.place(("nodes", name, "reads", port_name))
-            fact = f"nodes.{name}: input '{port_name}' takes " + ("one field, not a list" if asked else "at least one field")
+            fact = f"nodes.{name}: input '{port_name}' takes " + (
+                "one field, not a list" if asked else "at least one field"
+            )
             problems.append(Problem("FR013", place, fact, f"reads: {{{port_name}: {asked[0] if asked else 'FIELD'}}}"))
             continue
         reads[port_name] = tuple(asked) if isinstance(asked, list) else (asked,)
@@ -132,8 +134,10 @@ def _connect(
 def _failure_policy(bound: BoundNode, reading: Reading) -> Iterator[Problem]:
     """What `on_error` asks for must be possible for this kind of node."""
     asked, scores = bound.spec.on_error, bound.cls.scores_rows()
-    allowed = {"fail"} | ({"unscored", "drop"} if scores else set()) | ({"drop"} if bound.weights == "generates" else set())
-    allowed |= {"retry"} if bound.cls.pure else set()
+    allowed = (
+        {"fail"} | ({"unscored", "drop"} if scores else set()) | ({"drop"} if bound.weights == "generates" else set())
+    )
+    allowed |= {"retry"} if bound.cls.pure and bound.weights in (None, "generates") else set()
     if asked is not None and asked not in allowed:
         yield Problem("FR007", reading.place(("nodes", bound.name, "on_error")),
                       f"nodes.{bound.name} ({bound.spec.use}) cannot {asked} what fails",
@@ -149,7 +153,8 @@ def _references(bound: BoundNode, document: Document, reading: Reading) -> Itera
         yield Problem("FR010", place, f"nodes.{name} uses model '{spec.model}', which is not under models:",
                       nearest(spec.model, document.models))  # fmt: skip
     if bound.weights is not None and spec.model is None and not reading.is_broken((*path, "model")):
-        yield Problem("FR019", reading.place(path, key=True), f"nodes.{name} ({spec.use}) works on a model but names none",
+        yield Problem("FR019", reading.place(path, key=True),
+                      f"nodes.{name} ({spec.use}) works on a model but names none",
                       f"model: {next(iter(document.models), 'NAME')}")  # fmt: skip
     if bound.weights is None and spec.model is not None:
         yield Problem("FR019", reading.place((*path, "model"), key=True),

@@ -6,58 +6,14 @@ checks (FR001 to FR018) are in `flowrl.spec`, those of single nodes in `flowrl.g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from functools import cached_property
 
 from flowrl.errors import Place, Problem, nearest
-from flowrl.fields import FieldType
-from flowrl.graph.bind import CPU_POOL, Bound, BoundNode
-from flowrl.graph.build import DATA, Graph
-from flowrl.graph.pools import physical_name
-from flowrl.spec.document import Document
-from flowrl.spec.read import Reading
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What the checks look at."""
-
-    document: Document
-    reading: Reading
-    bound: Bound
-    graph: Graph
-    columns: dict[str, FieldType]
-    columns_known: bool
-    """Whether the data set could be asked for its columns."""
-
-    @property
-    def nodes(self) -> list[BoundNode]:
-        """All bound nodes, in the order of declaration."""
-        return list(self.graph.nodes.values())
-
-    @cached_property
-    def doubled(self) -> dict[str, list[str]]:
-        """Fields with several writers; what else seems wrong with them may follow from that."""
-        writers: dict[str, list[str]] = {name: [DATA] for name in self.columns}
-        for node in self.nodes:
-            misspelt = not node.spec.writes.keys() <= node.cls.output_ports.keys()
-            for port, field in node.writes.items():
-                if port in node.spec.writes or not misspelt:
-                    writers.setdefault(field, []).append(node.name)
-        return {field: names for field, names in writers.items() if len(names) > 1}
-
-    def place(self, *path: str, key: bool = False) -> Place:
-        """Where a value stands."""
-        return self.reading.place(path, key=key)
-
-    def of_role(self, model: str | None, role: str) -> list[BoundNode]:
-        """Nodes that do this with the model's weights."""
-        return [node for node in self.nodes if node.model == model and node.weights == role]
-
-
-Check = Callable[[Subject], Iterator[Problem]]
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.build import DATA
+from flowrl.graph.check_sizes import batch_arithmetic, model_nodes_need_a_pool, pool_shares, readers_with_their_update
+from flowrl.graph.subject import Check, Subject
 
 
 def missing_writer(subject: Subject) -> Iterator[Problem]:
@@ -85,7 +41,13 @@ def _missing(subject: Subject, node: BoundNode, port: str, field: str) -> Proble
     else:
         best = same_type[0].name if same_type else ""
     fix = f"reads: {{{port}: {best}}}" if best else f"add a node that writes '{field}' ({wanted.type})"
-    return Problem("FR020", _port_place(subject, node, port), f"nodes.{node.name} reads '{field}', which nothing writes", fix, tuple(notes))
+    return Problem(
+        "FR020",
+        _port_place(subject, node, port),
+        f"nodes.{node.name} reads '{field}', which nothing writes",
+        fix,
+        tuple(notes),
+    )
 
 
 def _port_place(subject: Subject, node: BoundNode, port: str) -> Place:
@@ -115,18 +77,23 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
             for field in (known[f] for f in fields if f in known):
                 if field.type != wanted:
                     same = [f"'{f.name}' ({f.type}, written by {f.writer}) has the right type"
-                            for f in subject.graph.fields.values() if f.type == wanted and f.writer != node.name]  # fmt: skip
+                            for f in subject.graph.fields.values()
+                            if f.type == wanted and f.writer != node.name]  # fmt: skip
                     yield Problem("FR022", _port_place(subject, node, port),
                                   f"nodes.{node.name} reads '{field.name}' as {wanted}, but {field.writer} writes it "
-                                  f"as {field.type}", f"reads: {{{port}: a field of type {wanted}}}", tuple(same[:4]))  # fmt: skip
+                                  f"as {field.type}", f"reads: {{{port}: a field of type {wanted}}}",
+                                  tuple(same[:4]))  # fmt: skip
 
 
 def settings_against_fields(subject: Subject) -> Iterator[Problem]:
     """FR026: settings of a node that do not go with what it reads."""
     prompts = subject.document.batch.prompts // getattr(subject.document.schedule, "updates_per_sync", 1)
     for node in subject.nodes:
+        if node.node is None or subject.bound.unresolved:
+            continue
+        unbound = [p for p, port in node.node.active_ports().items() if p not in node.reads and not port.optional]
         unwritten = [f for fields in node.reads.values() for f in fields if f not in subject.graph.fields]
-        if node.node is not None and not unwritten and not subject.bound.unresolved:
+        if not unbound and not unwritten:
             refusal = node.node.refuses(node.reads, prompts)
             if refusal:
                 yield Problem("FR026", subject.place("nodes", node.name, key=True), f"nodes.{node.name}: {refusal}")
@@ -142,9 +109,11 @@ def model_folder(subject: Subject) -> Iterator[Problem]:
 
 
 def weight_roles(subject: Subject) -> Iterator[Problem]:
-    """FR023 to FR025: who may change a model's weights, and who must hear of it."""
+    """FR023 to FR025 and FR027: who may change a model's weights, and who must hear of it."""
     models = subject.document.models
-    lost_sync = any(node.weights == "syncs" and node.model not in models for node in subject.nodes)
+    # A node of an unknown model or class may be the one that seems to be missing.
+    lost = {node.weights for node in subject.nodes if node.model not in models}
+    lost |= {"syncs", "updates"} if subject.bound.unresolved else set()
     for name, model in models.items():
         updates, syncs = subject.of_role(name, "updates"), subject.of_role(name, "syncs")
         for update in updates:
@@ -153,11 +122,16 @@ def weight_roles(subject: Subject) -> Iterator[Problem]:
                               f"nodes.{update.name} updates model '{name}', which is frozen",
                               f"models.{name}: {{trainable: true}}")  # fmt: skip
         for rollout in subject.of_role(name, "generates"):
-            if updates and not syncs and not lost_sync and not subject.bound.unresolved:
+            if updates and not syncs and "syncs" not in lost:
                 yield Problem("FR023", subject.place("nodes", rollout.name, key=True),
-                              f"nodes.{rollout.name} generates with model '{name}', which {updates[0].name} trains, but "
-                              "no node syncs its weights: it would generate with the first weights for ever",
+                              f"nodes.{rollout.name} generates with model '{name}', which {updates[0].name} trains, "
+                              "but no node syncs its weights: it would generate with the first weights for ever",
                               f"weight_sync: {{use: sync.weights, model: {name}}}")  # fmt: skip
+        for sync in syncs:
+            if not updates and "updates" not in lost:
+                yield Problem("FR027", subject.place("nodes", sync.name, key=True),
+                              f"nodes.{sync.name} syncs the weights of model '{name}', which no node trains",
+                              f"nodes.{sync.name}: null")  # fmt: skip
         for role, found in (("update", updates), ("weight sync", syncs)):
             for extra in found[1:]:
                 yield Problem("FR025", subject.place("nodes", extra.name, key=True),
@@ -194,72 +168,6 @@ def needless(subject: Subject) -> Iterator[Problem]:
                           f"models.{name}: null", severity="warning")  # fmt: skip
 
 
-def pool_shares(subject: Subject) -> Iterator[Problem]:
-    """FR012: `shares:` names another pool, and does not run in a circle."""
-    pools = subject.document.pools
-    for name, pool in pools.items():
-        if pool.shares is None:
-            continue
-        place = subject.place("pools", name, "shares")
-        if pool.shares not in pools:
-            yield Problem("FR012", place, f"pools.{name} shares the workers of '{pool.shares}', which is not under pools:",
-                          nearest(pool.shares, set(pools) - {name}))  # fmt: skip
-        elif physical_name(pools, name) is None:
-            yield Problem("FR012", place, f"pools.{name} shares workers in a circle", "let one of them have `workers:`")
-
-
-def model_nodes_need_a_pool(subject: Subject) -> Iterator[Problem]:
-    """FR050: a node that holds a model cannot run on the built-in CPU pool."""
-    for node in subject.nodes:
-        needs_pool = node.cls.device == "accelerator" or node.weights in ("reads", "updates", "generates")
-        refused = subject.reading.is_broken(("nodes", node.name, "pool"))
-        if needs_pool and node.weights != "syncs" and node.pool == CPU_POOL and not refused:
-            pools = [name for name in subject.document.pools if name != CPU_POOL]
-            yield Problem("FR050", subject.place("nodes", node.name, key=True),
-                          f"nodes.{node.name} ({node.spec.use}) holds a model and needs a pool of its own, but runs on "
-                          f"the built-in pool '{CPU_POOL}'", f"pool: {pools[0] if pools else 'NAME'}")  # fmt: skip
-
-
-def readers_with_their_update(subject: Subject) -> Iterator[Problem]:
-    """FR054: training weights live on the pool of the update; nodes that read them run there too."""
-    pools = subject.document.pools
-    for update in (node for node in subject.nodes if node.weights == "updates"):
-        home = physical_name(pools, update.pool)
-        for reader in subject.of_role(update.model, "reads"):
-            there = physical_name(pools, reader.pool)
-            if None not in (home, there) and there != home and CPU_POOL not in (home, there):
-                yield Problem("FR054", subject.place("nodes", reader.name, "pool"),
-                              f"nodes.{reader.name} reads the weights of '{update.model}' on pool '{reader.pool}', but "
-                              f"nodes.{update.name} trains them on pool '{update.pool}'", f"pool: {update.pool}")  # fmt: skip
-
-
-def batch_arithmetic(subject: Subject) -> Iterator[Problem]:
-    """FR060 and FR061: mini-batches divide the batch, and every rank gets a row of each."""
-    document = subject.document
-    if any(subject.reading.is_broken(("batch", key)) for key in ("prompts", "group")):
-        return
-    updates_per_sync = getattr(document.schedule, "updates_per_sync", 1)
-    prompts = max(1, document.batch.prompts // updates_per_sync)
-    for node in subject.nodes:
-        minibatch = getattr(node.node, "minibatch", None)
-        if node.weights != "updates" or not isinstance(minibatch, int):
-            continue
-        place = subject.place("nodes", node.name, "minibatch")
-        per = f" / {updates_per_sync} updates per sync" if updates_per_sync > 1 else ""
-        if document.batch.prompts % updates_per_sync or prompts % minibatch:
-            fits = [d for d in range(1, prompts + 1) if prompts % d == 0]
-            best = min(fits, key=lambda d: abs(d - minibatch))
-            yield Problem("FR060", place, f"nodes.{node.name}: mini-batches of {minibatch} prompts do not divide the "
-                          f"batch of {document.batch.prompts} prompts{per}", f"minibatch: {best}")  # fmt: skip
-            continue
-        pool = document.pools.get(physical_name(document.pools, node.pool) or "")
-        rows = minibatch * document.batch.group
-        if pool is not None and rows < pool.workers:
-            yield Problem("FR061", place, f"nodes.{node.name}: a mini-batch of {minibatch} prompts x "
-                          f"{document.batch.group} samples has {rows} rows for {pool.workers} workers: some would have "
-                          "none", f"minibatch: at least {-(-pool.workers // document.batch.group)}")  # fmt: skip
-
-
 def not_available(subject: Subject) -> Iterator[Problem]:
     """FR079: settings that the document knows and this version cannot act on yet; better refused than ignored."""
     if subject.document.schedule.mode != "sync":
@@ -277,8 +185,8 @@ def not_available(subject: Subject) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    missing_writer, two_writers, type_mismatch, settings_against_fields, model_folder, weight_roles, cycle, pool_shares, model_nodes_need_a_pool,
-    readers_with_their_update, batch_arithmetic, not_available,
+    missing_writer, two_writers, type_mismatch, settings_against_fields, model_folder, weight_roles, cycle, pool_shares,
+    model_nodes_need_a_pool, readers_with_their_update, batch_arithmetic, not_available,
 )  # fmt: skip
 
 

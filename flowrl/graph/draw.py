@@ -127,7 +127,11 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "schedule": plan.document.schedule.mode,
         "levels": [list(level) for level in plan.graph.levels],
         "pools": {
-            pool.name: {"workers": pool.workers, "cpus_per_worker": pool.cpus_per_worker, "shared_by": list(pool.logical)}
+            pool.name: {
+                "workers": pool.workers,
+                "cpus_per_worker": pool.cpus_per_worker,
+                "shared_by": list(pool.logical),
+            }
             for pool in plan.pools.values()
         },
         "nodes": {

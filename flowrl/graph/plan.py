@@ -10,8 +10,9 @@ from pathlib import Path
 from flowrl.errors import PipelineError, Problem
 from flowrl.graph.bind import BoundNode, bind
 from flowrl.graph.build import Field, Graph, build
-from flowrl.graph.check import Subject, check
+from flowrl.graph.check import check
 from flowrl.graph.pools import Pool, physical_name, physical_pools
+from flowrl.graph.subject import Subject
 from flowrl.spec.document import Document
 from flowrl.spec.read import Reading
 
@@ -34,7 +35,9 @@ class Plan:
     def pool_of(self, node: BoundNode) -> str:
         """The group of workers that a node runs on; of a sync, the one of the model's update."""
         if node.weights == "syncs":
-            updates = [other for other in self.graph.nodes.values() if other.model == node.model and other.weights == "updates"]
+            updates = [
+                other for other in self.graph.nodes.values() if other.model == node.model and other.weights == "updates"
+            ]
             node = updates[0] if updates else node
         name = physical_name(self.document.pools, node.pool)
         assert name is not None, "checked before"

@@ -35,7 +35,9 @@ class Progress:
         self._submitted: dict[str, set[str]] = {name: set() for name in graph.nodes}
         self._settled: dict[str, set[str]] = {name: set() for name in graph.nodes}
         self._done: set[str] = set()
-        self._sources: dict[str, dict[str, set[str]]] = {name: {"field": set(), "weights": set()} for name in graph.nodes}
+        self._sources: dict[str, dict[str, set[str]]] = {
+            name: {"field": set(), "weights": set()} for name in graph.nodes
+        }
         for edge in graph.edges:
             if edge.source != DATA and not edge.distance:
                 self._sources[edge.target][edge.kind].add(edge.source)
@@ -63,6 +65,10 @@ class Progress:
     def submit(self, name: str, uids: Iterable[str]) -> None:
         """These groups are being worked on."""
         self._submitted[name].update(uids)
+
+    def retry(self, name: str, uids: Iterable[str]) -> None:
+        """These groups failed and are to be worked on again."""
+        self._submitted[name].difference_update(uids)
 
     def settle(self, name: str, uids: Iterable[str]) -> None:
         """These groups are finished for this node, well or badly."""

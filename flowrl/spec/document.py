@@ -43,7 +43,10 @@ class PoolSpec(Settings):
     def _shared_pool_has_no_size(self) -> Self:
         own = PoolSpec.model_construct(shares=self.shares)
         if self.shares is not None and self != own:
-            raise ValueError(f"a pool that shares '{self.shares}' uses its workers and takes no other setting; for workers of its own add shares: null")
+            raise ValueError(
+                f"a pool that shares '{self.shares}' uses its workers and takes no other setting; for workers of its "
+                "own add shares: null"
+            )
         return self
 
 

@@ -119,7 +119,7 @@ def _anchored(tree: Tree) -> Tree:
 
 
 def _is_file(section: str, value: str, full: str) -> bool:
-    """Whether a value names a file: a model may be a shipped name or a hub id instead, and a node the name of a class."""
+    """Whether a value names a file: a model may be a shipped name or a hub id, and a node the name of a class."""
     if section == "nodes":
         return value.rpartition(":")[0].endswith(".py")
     return bool(value) and (section == "data" or value.startswith(("./", "../", "~/")) or os.path.isdir(full))

@@ -1,11 +1,14 @@
 """Log-probabilities of responses under a causal language model: the same function for old, reference and update.
 
-Rows meet at one column: prompts are padded on the left, responses on the right. So the model computes logits only for
-the response columns, and the last response token, which predicts nothing, is never fed.
+A prompt that several responses share, as all of a group do, is computed once: the model reads the distinct prompts, its
+keys and values are handed to each response, and then it reads the responses. Gradients flow through both passes.
+Prompts are padded on the left, responses on the right; logits are computed for response tokens only, and the last
+response token, which predicts nothing, is never fed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,24 +35,10 @@ def token_log_probs(
     if len(prompts) == 0:
         return torch.zeros(0, device=device), torch.zeros(0, device=device) if with_entropy else None
     assert prompts.lengths.min() > 0, "a response needs a prompt token that predicts its first token"
-    ids, mask = padded_inputs(prompts, responses)
-    width = max(int(responses.lengths.max()), 1)
-    attention_mask = torch.from_numpy(mask).to(device)
-    output = model(
-        input_ids=torch.from_numpy(ids).to(device),
-        attention_mask=attention_mask,
-        # Given explicitly: absolute positions would otherwise count the padding on the left.
-        position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0),
-        logits_to_keep=width,
-        use_cache=False,
-    )
-    # The slice changes nothing where the model honoured logits_to_keep; a few ignore it.
-    logits: Tensor = output.logits[:, -width:].flatten(0, 1)
-    within_row = np.arange(responses.offsets[0], responses.offsets[-1]) - responses.offsets[responses.row]
-    place = torch.from_numpy(responses.row * width + within_row).to(device)
-    # In place: index_select has copied, and its backward pass does not look at the copy.
-    scaled = logits.index_select(0, place).float().div_(temperature)
-    vocabulary = torch.log_softmax(scaled, dim=-1)
+    cache = _empty_cache(model)
+    logits = _logits(model, prompts, responses) if cache is None else _shared_logits(model, prompts, responses, cache)
+    # In place: what it divides is a copy already, and the backward pass of copying does not look at it.
+    vocabulary = torch.log_softmax(logits.float().div_(temperature), dim=-1)
     targets = torch.from_numpy(_flat(responses)).to(device)
     log_probs = vocabulary.gather(1, targets.unsqueeze(1)).squeeze(1)
     return log_probs, entropy_of(vocabulary) if with_entropy else None
@@ -68,6 +57,76 @@ def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64]
     ids[:, :prompt_width][mask[:, :prompt_width]] = _flat(prompts)
     ids[:, prompt_width:][mask[:, prompt_width:]] = _flat(responses)
     return ids[:, :-1], mask[:, :-1].astype(np.int64)
+
+
+def _logits(model: nn.Module, prompts: Jagged, responses: Jagged) -> Tensor:
+    """Logits (T, vocabulary) in one pass over prompts and responses."""
+    ids, mask = padded_inputs(prompts, responses)
+    width = max(int(responses.lengths.max()), 1)
+    output = _call(model, ids, mask, ids.shape[1], {"logits_to_keep": width, "use_cache": False})
+    # The slice changes nothing where the model honoured logits_to_keep; a few ignore it.
+    logits: Tensor = output.logits[:, -width:].flatten(0, 1)
+    return logits.index_select(0, torch.from_numpy(responses.row * width + _position(responses)).to(logits.device))
+
+
+def _shared_logits(model: nn.Module, prompts: Jagged, responses: Jagged, cache: Any) -> Tensor:
+    """Logits (T, vocabulary), each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
+    distinct, index = _distinct(prompts)
+    nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(distinct) + 1, np.int64))
+    ids, mask = padded_inputs(distinct, nothing)
+    options = {"past_key_values": cache, "use_cache": True}
+    output = _call(model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
+    chosen = torch.from_numpy(index).to(output.logits.device)
+    logits: Tensor = output.logits[:, -1].index_select(0, chosen)
+    width = int(responses.lengths.max(initial=0))
+    if width > 1:
+        output.past_key_values.batch_select_indices(chosen)
+        column = np.arange(width - 1)
+        fed = column < (responses.lengths - 1)[:, None]
+        ids_fed = Jagged(_flat(responses), responses.offsets - responses.offsets[0]).padded()[:, :-1] * fed
+        output = _call(model, ids_fed, np.concatenate([mask[index], fed], axis=1), width - 1, options)
+        # Row by row: the token after the prompt, then those after each response token that was fed.
+        logits = torch.cat([logits.unsqueeze(1), output.logits], dim=1).flatten(0, 1)
+    place = responses.row * max(width, 1) + _position(responses)
+    return logits.index_select(0, torch.from_numpy(place).to(logits.device))
+
+
+def _call(model: nn.Module, ids: NDArray[Any], mask: NDArray[Any], num_columns: int, options: Mapping[str, Any]) -> Any:
+    """Call the model on the last `num_columns` columns that the mask describes."""
+    device = next(model.parameters()).device
+    attention_mask = torch.from_numpy(mask.astype(np.int64)).to(device)
+    # Given explicitly: absolute positions would otherwise count the padding on the left.
+    positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -num_columns:]
+    return model(
+        input_ids=torch.from_numpy(ids).to(device), attention_mask=attention_mask, position_ids=positions, **options
+    )
+
+
+def _empty_cache(model: nn.Module) -> Any:
+    """A cache whose rows can be repeated; None for models that keep other than plain keys and values of all tokens."""
+    from transformers import DynamicCache, PretrainedConfig
+    from transformers.cache_utils import DynamicLayer
+
+    config = getattr(getattr(model, "module", model), "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return None
+    cache = DynamicCache(config=config)
+    return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None
+
+
+def _distinct(prompts: Jagged) -> tuple[Jagged, NDArray[np.int64]]:
+    """The distinct prompts, and which of them each row has."""
+    seen: dict[bytes, int] = {}
+    index = np.array([seen.setdefault(prompt.tobytes(), len(seen)) for prompt in prompts], dtype=np.int64)
+    return prompts.take(np.unique(index, return_index=True)[1]), index
+
+
+def _position(responses: Jagged) -> NDArray[np.int64]:
+    """The position (T,) of each response token in its row."""
+    position: NDArray[np.int64] = (
+        np.arange(responses.offsets[0], responses.offsets[-1]) - responses.offsets[responses.row]
+    )
+    return position
 
 
 def _flat(jagged: Jagged) -> NDArray[Any]:

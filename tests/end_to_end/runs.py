@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "pipelines" / "grpo_sync.yaml"
+MARK = "FLOWRL_TEST_FOLDER"
+"""Environment variable by which the processes of a run are known."""
 FAKE = """
 flowrl: 1
 name: fake
@@ -58,26 +60,35 @@ class Finished:
 def finish(folder: Path, *arguments: str | Path, timeout: float = 240) -> Finished:
     """Run `flowrl ARGUMENTS` in a folder and wait for its end."""
     command = [sys.executable, "-m", "flowrl", *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, env=environment())
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, env=environment(folder))
     return Finished(done.returncode, done.stdout, done.stderr, folder)
 
 
-def environment() -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """The environment of a run: this checkout, nothing from a hub, no tracking server of the developer's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "RAY_", "RANK", "WORLD"))}
-    return kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "RAY_", "RANK", "WORLD"))
+    }
+    return kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "100", MARK: str(folder)}
 
 
-def processes(marks: Sequence[str] = ("raylet", "gcs_server", "ray::", "flowrl")) -> set[int]:
-    """Processes, other than this one and its parents, that a run may have left behind."""
-    found = set()
+def processes(folder: Path, name: str = "") -> set[int]:
+    """Living processes that a run in this folder has started, whoever their parent is now."""
+    mark, found = f"{MARK}={folder}\0".encode(), set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if state != "Z" and mark in (entry / "environ").read_bytes() + b"\0":
+                    found |= {int(entry.name)} if name.encode() in (entry / "cmdline").read_bytes() else set()
             except OSError:
                 continue
-            if state != "Z" and any(mark in line for mark in marks) and "pytest" not in line:
-                found.add(int(entry.name))
     return found
+
+
+def gone(folder: Path, seconds: float = 5.0) -> bool:
+    """Whether everything that a run in this folder has started is gone, soon after its end."""
+    deadline = time.monotonic() + seconds
+    while processes(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes(folder)

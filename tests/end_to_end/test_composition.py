@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from runs import DEFAULT, ROOT, Finished
 
-SHORT = ("--steps", "2", "--set", "tracking=null", "--set", "batch.prompts=4", "--set", "nodes.actor_update.minibatch=2")
+SHORT = (
+    "--steps",
+    "2",
+    "--set",
+    "tracking=null",
+    "--set",
+    "batch.prompts=4",
+    "--set",
+    "nodes.actor_update.minibatch=2",
+)
 
 NODE = '''
 from typing import NamedTuple
@@ -47,14 +56,20 @@ def test_another_causal_model_folder(kind: str, tmp_path: Path, flowrl: Callable
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "nodes" / "assets" / "arith-tiny")
     torch.manual_seed(0)
-    special = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    special = {
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     if kind == "qwen2":
         model = Qwen2ForCausalLM(Qwen2Config(
             **special, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
         ))  # fmt: skip
     else:
-        model = GPT2LMHeadModel(GPT2Config(**special, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=None))
+        model = GPT2LMHeadModel(
+            GPT2Config(**special, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=None)
+        )
     model.save_pretrained(tmp_path / kind)
     tokenizer.save_pretrained(tmp_path / kind)
     run = flowrl("run", DEFAULT, *SHORT, "--set", f"params.base=./{kind}", "--set", "nodes.weight_sync.verify=true")
@@ -68,7 +83,8 @@ def test_a_node_of_fifteen_lines_with_renamed_ports(tmp_path: Path, flowrl: Call
     (tmp_path / "mine.yaml").write_text(
         f"extends: {DEFAULT}\nname: mine\nnodes:\n"
         "  reward: {writes: {reward: raw_reward}}\n"
-        "  shape: {use: './my_nodes.py:LengthPenalty', budget: 8, reads: {reward: raw_reward}, writes: {shaped_reward: reward}}\n"
+        "  shape: {use: './my_nodes.py:LengthPenalty', budget: 8, reads: {reward: raw_reward},\n"
+        "          writes: {shaped_reward: reward}}\n"
     )
     run = flowrl("run", "mine.yaml", *SHORT)
     assert run.code == 0, run.out + run.err
@@ -83,13 +99,16 @@ def test_a_second_reward_and_their_weighted_sum(tmp_path: Path, flowrl: Callable
         f"extends: {DEFAULT}\nname: two\nnodes:\n"
         "  reward: {writes: {reward: reward_exact}}\n"
         "  loose: {use: reward.exact_match, ignore_case: true, writes: {reward: reward_loose}}\n"
-        "  total: {use: reward.weighted_sum, reads: {rewards: [reward_exact, reward_loose]}, coefficients: [0.5, 0.5]}\n"
+        "  total: {use: reward.weighted_sum, coefficients: [0.5, 0.5],\n"
+        "          reads: {rewards: [reward_exact, reward_loose]}}\n"
     )
     one = flowrl("run", DEFAULT, *SHORT, "--set", "run.dir=runs/one/runs")
     both = flowrl("run", "two.yaml", *SHORT, "--set", "run.dir=runs")
     assert both.code == 0, both.out + both.err
     assert one.code == 0
-    rewards = [json.loads(path.read_text().splitlines()[0])["reward/mean"] for path in sorted(tmp_path.rglob("metrics.jsonl"))]
+    rewards = [
+        json.loads(path.read_text().splitlines()[0])["reward/mean"] for path in sorted(tmp_path.rglob("metrics.jsonl"))
+    ]
     assert len(rewards) == 2
     assert rewards[0] == pytest.approx(rewards[1])
 

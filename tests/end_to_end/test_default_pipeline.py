@@ -13,7 +13,9 @@ IDENTICAL = ("reward/mean", "rollout/tokens", "actor/grad_norm", "actor/loss", "
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    done = finish(tmp_path_factory.mktemp("default"), "run", DEFAULT, "--steps", "12", "--set", "nodes.weight_sync.verify=true")
+    done = finish(
+        tmp_path_factory.mktemp("default"), "run", DEFAULT, "--steps", "12", "--set", "nodes.weight_sync.verify=true"
+    )
     assert done.code == 0, done.out + done.err
     return done
 
@@ -31,7 +33,8 @@ def test_the_first_ratio_is_one(first: Finished) -> None:
 def test_one_line_of_metrics_for_each_step_with_the_documented_names(first: Finished) -> None:
     assert [line["step"] for line in first.metrics] == list(range(1, 13))
     wanted = {
-        "reward/mean", "advantage/abs", "groups/no_signal", "actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy",
+        "reward/mean", "advantage/abs", "groups/no_signal", "actor/loss", "actor/pg_loss", "actor/kl_loss",
+        "actor/entropy",
         "actor/clip_fraction", "actor/grad_norm", "actor/lr", "rollout/tokens", "rollout/response_length/mean",
         "rollout/finish/stop", "mismatch/log_ratio", "mismatch/kl", "time/step", "time/engine", "time/rollout",
         "time/weight_sync", "throughput/tokens_per_s",
@@ -72,7 +75,9 @@ def test_mlflow_holds_the_run(first: Finished) -> None:
     assert [point.step for point in history] == list(range(1, 13))
 
 
-def test_the_resolved_pipeline_in_the_run_folder_is_a_pipeline_again(first: Finished, flowrl: Callable[..., Finished]) -> None:
+def test_the_resolved_pipeline_in_the_run_folder_is_a_pipeline_again(
+    first: Finished, flowrl: Callable[..., Finished]
+) -> None:
     assert flowrl("check", first.run / "pipeline.yaml").code == 0
 
 
@@ -84,7 +89,9 @@ def test_ray_and_local_and_two_ranks_train_alike(flowrl: Callable[..., Finished]
         assert local.metrics[0][name] == pytest.approx(first.metrics[0][name], rel=2e-4, abs=1e-6), name
 
 
-def test_two_training_workers_and_a_rollout_worker_of_their_own(flowrl: Callable[..., Finished], first: Finished) -> None:
+def test_two_training_workers_and_a_rollout_worker_of_their_own(
+    flowrl: Callable[..., Finished], first: Finished
+) -> None:
     pools = ("--set", "pools.train={workers: 2, cpus_per_worker: 0.5}",
              "--set", "pools.generate={shares: null, workers: 1, cpus_per_worker: 0.5}")  # fmt: skip
     split = flowrl("run", DEFAULT, *STEPS, *pools, "--set", "nodes.weight_sync.verify=true")
@@ -97,6 +104,8 @@ def test_two_training_workers_and_a_rollout_worker_of_their_own(flowrl: Callable
 
 
 def test_the_ratio_is_one_at_another_temperature_too(flowrl: Callable[..., Finished]) -> None:
-    run = flowrl("run", DEFAULT, "--steps", "1", "--set", "tracking=null", "--set", "nodes.rollout.temperature=0.7", "--local")
+    run = flowrl(
+        "run", DEFAULT, "--steps", "1", "--set", "tracking=null", "--set", "nodes.rollout.temperature=0.7", "--local"
+    )
     assert run.code == 0, run.err
     assert run.metrics[0]["mismatch/log_ratio"] < 1e-4

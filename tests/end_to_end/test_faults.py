@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import DEFAULT, FAKE, Finished, environment, processes
+from runs import DEFAULT, FAKE, Finished, environment, gone, processes
 
 REWARDS = '''
 import os, time
@@ -54,7 +54,7 @@ def fake(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mood", ["raise", "hang", "die"])
 def test_a_bad_row_is_unscored_counted_and_named(mood: str, fake: Path, flowrl: Callable[..., Finished]) -> None:
     (fake.parent / "moody.py").write_text(REWARDS)
-    reward = "nodes.reward={use: ./moody.py:Moody, mood: %s, timeout: 1.5}" % mood
+    reward = f"nodes.reward={{use: ./moody.py:Moody, mood: {mood}, timeout: 1.5}}"
     run = flowrl("run", fake, "--steps", "1", "--set", reward, "--set", "batch.prompts=64")
     assert run.code == 0, run.out + run.err
     (line,) = run.metrics
@@ -63,7 +63,7 @@ def test_a_bad_row_is_unscored_counted_and_named(mood: str, fake: Path, flowrl: 
     log = (run.run / "log.txt").read_text()
     assert "u0_2_0" in log
     assert "reward" in log
-    assert not processes(["moody", str(fake.parent)])
+    assert gone(fake.parent)
 
 
 def test_a_node_that_raises_ends_the_run_with_its_error(fake: Path, flowrl: Callable[..., Finished]) -> None:
@@ -89,7 +89,7 @@ def test_a_failed_session_is_dropped_and_its_siblings_are_trained(fake: Path, fl
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "flowrl", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=environment())
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=environment(folder))
 
 
 def wait_for_step(run: subprocess.Popen[str], wanted: str) -> None:
@@ -101,7 +101,6 @@ def wait_for_step(run: subprocess.Popen[str], wanted: str) -> None:
 
 
 def test_ctrl_c_ends_within_ten_seconds_and_leaves_nothing(tmp_path: Path) -> None:
-    before = processes()
     run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null")
     wait_for_step(run, "step   3/")
     os.kill(run.pid, signal.SIGINT)
@@ -111,31 +110,26 @@ def test_ctrl_c_ends_within_ten_seconds_and_leaves_nothing(tmp_path: Path) -> No
     assert run.returncode == 130
     assert "interrupted" in out + err
     assert "Traceback" not in out + err
-    time.sleep(1)
-    assert processes() <= before
+    assert gone(tmp_path)
 
 
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    before = processes()
     run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null")
     wait_for_step(run, "step   2/")
-    workers = [pid for pid in processes(["ray::RayWorker"]) - before]
+    workers = processes(tmp_path, "ray::RayWorker")
     assert workers
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    out, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "the worker died" in err
     assert "worker " in err
-    time.sleep(1)
-    assert processes() <= before
+    assert gone(tmp_path)
 
 
 def test_a_normal_run_ends_cleanly_every_time(fake: Path, flowrl: Callable[..., Finished]) -> None:
-    before = processes()
     for _ in range(5):
         run = flowrl("run", fake)
         assert run.code == 0, run.out + run.err
         assert "rror" not in run.out.replace("0 errors", "") + run.err
-        time.sleep(0.5)
-        assert processes() <= before
+        assert gone(fake.parent)

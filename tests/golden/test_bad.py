@@ -61,6 +61,8 @@ def test_more_workers_than_cores_are_refused_with_what_was_asked_and_what_is_the
 
 
 def test_numbers_written_like_1e_minus_6_are_numbers() -> None:
-    done, _ = command("show", "../../../pipelines/grpo_sync.yaml", "--as", "resolved", "--set", "models.policy.optimizer.lr=1e-6")
+    done, _ = command(
+        "show", "../../../pipelines/grpo_sync.yaml", "--as", "resolved", "--set", "models.policy.optimizer.lr=1e-6"
+    )
     assert done.returncode == 0
     assert "lr: 1e-06" in done.stdout or "lr: 0.000001" in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import Place, PipelineError, Problem
+from flowrl.errors import PipelineError, Place, Problem
 from flowrl.graph.draw import as_data, as_mermaid, as_plan, as_tree
 from flowrl.graph.plan import Plan
 from flowrl.pipeline import load

@@ -88,7 +88,9 @@ def by_row(batch: Batch) -> dict[str, Any]:
 def values_of(column: Column[Any]) -> Any:
     if isinstance(column, Token | PromptToken):
         return {n: [shown(v) for v in row] for n, row in zip(column.rows.names(), column.jagged, strict=True)}
-    names = [""] if isinstance(column, Step) else column.rows.uids if isinstance(column, Prompt) else column.rows.names()
+    names = (
+        [""] if isinstance(column, Step) else column.rows.uids if isinstance(column, Prompt) else column.rows.names()
+    )
     return {name: shown(value) for name, value in zip(names, column.values, strict=True)}
 
 
@@ -195,7 +197,9 @@ def test_reductions_over_tokens_are_those_of_each_row(dtype: Dtype, data: st.Dat
 
 
 @given(numbers(), st.data())
-def test_reductions_over_groups_are_those_of_each_group(columns: tuple[Sample[Any], Token[Any]], data: st.DataObject) -> None:
+def test_reductions_over_groups_are_those_of_each_group(
+    columns: tuple[Sample[Any], Token[Any]], data: st.DataObject
+) -> None:
     sample, _ = columns
     values = sample.values.astype(np.float64)
     values[data.draw(st.lists(st.integers(0, len(values) - 1)) if len(values) else st.just([]))] = np.nan

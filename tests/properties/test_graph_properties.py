@@ -45,7 +45,9 @@ def pipelines(draw: st.DrawFn) -> Made:
     """A directed graph without cycles, its nodes declared in any order."""
     size = draw(st.integers(1, 8))
     sources = {
-        f"n{number}": tuple(f"n{i}" for i in draw(st.lists(st.integers(0, number - 1), unique=True, max_size=3))) if number else ()
+        f"n{number}": tuple(f"n{i}" for i in draw(st.lists(st.integers(0, number - 1), unique=True, max_size=3)))
+        if number
+        else ()
         for number in range(size)
     }
     return Made({name: sources[name] for name in draw(st.permutations(list(sources)))})
@@ -87,7 +89,9 @@ def test_without_a_producer_exactly_its_readers_are_blamed(made: Made, data: st.
 @given(pipelines(), st.data())
 def test_a_second_writer_is_one_error(made: Made, data: st.DataObject) -> None:
     field = f"f{data.draw(st.sampled_from(sorted(made.sources)))[1:]}"
-    twin = data.draw(st.sampled_from([{"use": "Source", "writes": {"value": field}}, {"use": "Label", "writes": {"label": field}}]))
+    twin = data.draw(
+        st.sampled_from([{"use": "Source", "writes": {"value": field}}, {"use": "Label", "writes": {"label": field}}])
+    )
     nodes = list({**made.nodes(), "twin": twin}.items())
     (problem,) = errors(dict(data.draw(st.permutations(nodes))))
     assert problem.code == "FR021"

@@ -12,22 +12,30 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PIPELINE = "pipelines/grpo_sync.yaml"
 HEAVY = ("torch", "ray", "vllm", "mlflow", "transformers", "accelerate", "pyarrow")
-SHOW = f"import sys; print('heavy:', [name for name in {HEAVY} if name in sys.modules])"
+SCRIPT = """
+import sys
+from pathlib import Path
+import flowrl.cli
+from flowrl import commands
+assert {call} == 0
+print("heavy:", [name for name in {heavy} if name in sys.modules])
+"""
 
 
 @pytest.mark.parametrize(
-    "script",
+    "call",
     [
-        "import flowrl.cli",
-        f"from pathlib import Path; from flowrl.commands import check_pipelines; assert check_pipelines([Path({PIPELINE!r})], []) == 0",
-        f"from pathlib import Path; from flowrl.commands import show_plan; assert show_plan(Path({PIPELINE!r}), []) == 0",
-        f"from pathlib import Path; from flowrl.commands import show_pipeline; assert show_pipeline(Path({PIPELINE!r}), [], 'json') == 0",
-        "from flowrl.commands import show_nodes; assert show_nodes(None) == 0",
+        "0",
+        f"commands.check_pipelines([Path('{PIPELINE}')], [])",
+        f"commands.show_plan(Path('{PIPELINE}'), [])",
+        f"commands.show_pipeline(Path('{PIPELINE}'), [], 'json')",
+        "commands.show_nodes(None)",
     ],
     ids=["import", "check", "plan", "show", "nodes"],
 )
-def test_nothing_heavy_is_imported(script: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"{script}\n{SHOW}"], cwd=ROOT, capture_output=True, text=True)
+def test_nothing_heavy_is_imported(call: str) -> None:
+    script = SCRIPT.format(call=call, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: []"
 

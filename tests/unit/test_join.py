@@ -56,6 +56,15 @@ def test_prompts_never_remove_a_trajectory_and_come_one_row_a_group() -> None:
     assert joined.types.keys() == {"answer", "score"}
 
 
+def test_a_group_without_a_prompt_value_is_left_out() -> None:
+    prompts = Rows(["b"])
+    joined = join([scored(["a", "b", "a"], [1, 2, 3]), batch(prompts, keep=Prompt(prompts, ["yes"]))])
+    assert joined.rows.names() == ["b_0_0"]
+    assert by_name(joined.columns["score"]) == {"b_0_0": 2}
+    steps = Rows.of(["b"])
+    assert len(join([scored(["a", "b"], [1, 2]), batch(steps, t=Step(steps, 0.5))]).rows) == 2, "a step has one value"
+
+
 def test_prompts_alone_can_be_joined() -> None:
     one, two = Rows(["a", "b"]), Rows(["b", "a"])
     joined = join([batch(one, x=Prompt(one, ["A", "B"])), batch(two, y=Prompt(two, ["b", "a"]))])

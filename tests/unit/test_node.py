@@ -49,7 +49,11 @@ def test_parameters_of_run_are_reads_and_members_of_out_are_writes() -> None:
         "extra": Port("extra", FieldType("Token", "float"), optional=True),
         "many": Port("many", FieldType("Sample", "str"), optional=True, many=True),
     }
-    assert [str(port) for port in Everything.output_ports.values()] == ["a: Sample[float]", "b: Token[bool]", "c: Prompt[json]"]
+    assert [str(port) for port in Everything.output_ports.values()] == [
+        "a: Sample[float]",
+        "b: Token[bool]",
+        "c: Prompt[json]",
+    ]
 
 
 def test_fields_are_parameters_checked_strictly_and_frozen() -> None:
@@ -63,7 +67,9 @@ def test_fields_are_parameters_checked_strictly_and_frozen() -> None:
 
 def test_a_node_works_without_an_engine() -> None:
     rows = Rows.of(["a", "b"])
-    out = LengthPenalty(budget=8, scale=1.0).run(Sample(rows, [1.0, 1.0]), Token.of(rows, [[True, True], [False]], "bool"))
+    out = LengthPenalty(budget=8, scale=1.0).run(
+        Sample(rows, [1.0, 1.0]), Token.of(rows, [[True, True], [False]], "bool")
+    )
     assert out.shaped_reward.values.tolist() == [0.75, 1.0]
 
 
@@ -146,7 +152,9 @@ def test_out_is_found_inside_the_class_with_and_without_postponed_hints(future: 
 
 @pytest.mark.parametrize("name", ["scope", "weights", "cardinality", "pure", "device"])
 def test_a_class_attribute_annotated_as_a_field_is_refused(make: Make, name: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=f"N: '{name}' is a class attribute, not a parameter; write `{name} = "):
+    with pytest.raises(
+        NodeDefinitionError, match=f"N: '{name}' is a class attribute, not a parameter; write `{name} = "
+    ):
         make(f"""
             class N(Node):
                 {name}: str = "x"
@@ -178,7 +186,10 @@ def test_a_parameter_with_a_reserved_name_is_refused(make: Make, name: str) -> N
         ("class Out(NamedTuple):\n        x: float\n    def run(self): ...", "N.Out: 'x' needs a field type"),
         ("class Out:\n        x: Sample[float]\n    def run(self): ...", "N.Out must be a typing.NamedTuple"),
         ("class Out(NamedTuple):\n        rows: Rows\n    def run(self): ...", "cardinality 'expands' returns Rows"),
-        ("cardinality = 'expands'\n    class Out(NamedTuple):\n        x: Sample[float]\n    def run(self): ...", "'expands'"),
+        (
+            "cardinality = 'expands'\n    class Out(NamedTuple):\n        x: Sample[float]\n    def run(self): ...",
+            "'expands'",
+        ),
     ],
 )
 def test_a_hint_that_says_no_field_is_refused(make: Make, body: str, message: str) -> None:

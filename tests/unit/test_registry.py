@@ -79,7 +79,9 @@ def test_a_reference_alone_makes_the_class_in_another_process_without_the_file(t
         node = pickle.load(sys.stdin.buffer).load()(amount=2.0)
         print(node.run(Sample(Rows.of(["a"]), [1.0])).shaped.values.tolist(), type(node).__module__)
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], input=blob, capture_output=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], input=blob, capture_output=True, cwd=tmp_path
+    )
     assert done.stdout.decode().startswith("[3.0] flowrl_file_my_nodes_"), done.stderr.decode()
 
 

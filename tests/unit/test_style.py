@@ -12,7 +12,11 @@ import pytest
 from flowrl.node import Node
 
 ROOT = Path(__file__).parents[2]
-ENGINE = [path for path in sorted((ROOT / "flowrl").rglob("*.py")) if path.relative_to(ROOT).parts[1] not in ("nodes", "pipelines")]
+ENGINE = [
+    path
+    for path in sorted((ROOT / "flowrl").rglob("*.py"))
+    if path.relative_to(ROOT).parts[1] not in ("nodes", "pipelines")
+]
 LIBRARY = sorted((ROOT / "nodes").rglob("*.py"))
 ALL = [*ENGINE, *LIBRARY]
 MAX_FUNCTION, MAX_ENGINE_FILE, MAX_NODE_FILE = 60, 300, 200
@@ -54,7 +58,12 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    long = {f"{shown(path)}:{node.name}": size(node) for path in ALL for node in functions(path) if size(node) > MAX_FUNCTION}
+    long = {
+        f"{shown(path)}:{node.name}": size(node)
+        for path in ALL
+        for node in functions(path)
+        if size(node) > MAX_FUNCTION
+    }
     assert long == {}
 
 
@@ -72,7 +81,9 @@ def test_the_readme_leads_to_the_main_loop_at_once() -> None:
 
 def test_nothing_is_left_to_do() -> None:
     marks = re.compile("TO" + "DO|FIX" + "ME|XX" + "X")
-    files = [path for path in ROOT.rglob("*.py") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    files = [
+        path for path in ROOT.rglob("*.py") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    ]
     assert [shown(path) for path in files if marks.search(path.read_text(encoding="utf-8"))] == []
 
 
@@ -91,7 +102,12 @@ def undocumented(path: Path) -> Iterator[str]:
                 yield node.name
             for method in node.body if isinstance(node, ast.ClassDef) else ():
                 contract = path in LIBRARY and isinstance(method, Function) and method.name in CONTRACT
-                if isinstance(method, Function) and method.name[0] != "_" and not contract and not ast.get_docstring(method):
+                if (
+                    isinstance(method, Function)
+                    and method.name[0] != "_"
+                    and not contract
+                    and not ast.get_docstring(method)
+                ):
                     yield f"{node.name}.{method.name}"
 
 

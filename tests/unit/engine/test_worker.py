@@ -19,12 +19,17 @@ PROMPTS = Rows(UIDS, planned=[2] * 5, settled=[0] * 5)
 
 
 def prompts() -> Batch:
-    return Batch(PROMPTS, {"prompt": Prompt(PROMPTS, [f"p{uid}" for uid in UIDS])}, {"prompt": FieldType("Prompt", "str")})
+    return Batch(
+        PROMPTS, {"prompt": Prompt(PROMPTS, [f"p{uid}" for uid in UIDS])}, {"prompt": FieldType("Prompt", "str")}
+    )
 
 
 def responses(rows: Rows | None = None) -> Batch:
     rows = rows or Rows.of(["b", "a", "a"])
-    columns = {"response": Sample(rows, rows.names()), "response_mask": Token.of(rows, [[True, False]] * len(rows), "bool")}
+    columns = {
+        "response": Sample(rows, rows.names()),
+        "response_mask": Token.of(rows, [[True, False]] * len(rows), "bool"),
+    }
     return Batch(rows, columns, {"response": FieldType("Sample", "str"), "response_mask": FieldType("Token", "bool")})
 
 
@@ -34,7 +39,9 @@ def worker_of(*nodes: NodeSetup, strict_io: bool = False) -> Worker:
     return worker
 
 
-def run(node: NodeSetup, *parts: Batch, call: Call | None = None, strict_io: bool = False) -> list[tuple[Receipt, list[Batch]]]:
+def run(
+    node: NodeSetup, *parts: Batch, call: Call | None = None, strict_io: bool = False
+) -> list[tuple[Receipt, list[Batch]]]:
     call = call or Call(node.name, 1, parts[0].rows.uids if parts else ())
     return list(worker_of(node, strict_io=strict_io).blocks(call, parts))
 
@@ -82,9 +89,22 @@ def test_a_node_that_raises_gives_a_failed_receipt_and_no_exception() -> None:
 
 
 def test_missing_inputs_are_a_failure_too() -> None:
-    ((receipt, _),) = run(stub("s", "Spread"), responses())
-    assert receipt.failed
-    assert receipt.failures[-1].error == "LookupError: s reads 'value', of which nothing has arrived for these groups"
+    for node in (stub("s", "Source"), stub("u", "Update", model="policy")):
+        ((receipt, _),) = run(node, call=Call(node.name, 1, ("a",)))
+        (field,) = node.reads
+        assert receipt.failed
+        assert (
+            receipt.failures[-1].error
+            == f"LookupError: {node.name} reads '{field}', of which nothing has arrived for these groups"
+        )
+
+
+def test_a_node_has_nothing_to_do_where_every_trajectory_was_dropped() -> None:
+    empty = Rows(["a"], planned=[2], settled=[2])
+    for parts in ([responses(empty)], [responses(Rows.of(["a"]))], []):
+        ((receipt, outputs),) = run(stub("s", "Spread"), *parts, call=Call("s", 1, ("a",)))
+        assert outputs == []
+        assert (receipt.settled, receipt.failed, receipt.fields) == (("a",), False, ())
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def graph(nodes: dict[str, Any], **sections: Any) -> Graph:
 
 
 def test_a_field_runs_from_its_writer_to_its_readers() -> None:
-    found = graph({"a": {"use": "Source"}, "b": {"use": "Mix", "reads": {"inputs": ["value"]}, "writes": {"value": "v2"}}})
+    found = graph(
+        {"a": {"use": "Source"}, "b": {"use": "Mix", "reads": {"inputs": ["value"]}, "writes": {"value": "v2"}}}
+    )
     assert Edge("a", "b", "field", "value") in found.edges
     assert Edge(DATA, "a", "field", "prompt") in found.edges
     assert found.fields["value"].writer == "a"
@@ -80,7 +82,9 @@ def test_the_order_of_declaration_changes_nothing(turn: int) -> None:
 
 
 def test_fields_with_the_same_readers_travel_together_and_unread_ones_not_at_all() -> None:
-    plan = Pipeline(document({**TRAINED, "judge": {"use": "Judge"}}, models={"policy": MODELS["policy"]}, pools=POOLS)).plan()
+    plan = Pipeline(
+        document({**TRAINED, "judge": {"use": "Judge"}}, models={"policy": MODELS["policy"]}, pools=POOLS)
+    ).plan()
     assert plan.outputs["rollout"] == (("response_mask",), ("response",))
     assert plan.outputs["judge"] == ()
     assert plan.pool_of(plan.graph.nodes["sync"]) == "gpu"

@@ -43,7 +43,10 @@ def test_a_right_pipeline_has_no_problem() -> None:
 @pytest.mark.parametrize(
     ("use", "fact"),
     [
-        ("reward.exact_mach", "nodes.judge: no library node is called 'reward.exact_mach'; did you mean 'reward.exact_match'?"),
+        (
+            "reward.exact_mach",
+            "nodes.judge: no library node is called 'reward.exact_mach'; did you mean 'reward.exact_match'?",
+        ),
         ("stub_nodes:Juge", "nodes.judge: 'stub_nodes' has no class 'Juge'; did you mean 'Judge'?"),
         ("no_such:Judge", "nodes.judge: no module named 'no_such'"),
     ],
@@ -70,7 +73,11 @@ def test_fr012_unknown_pool() -> None:
     ("pools", "fact", "fix"),
     [
         ({"gpu": {"shares": "gqu"}}, "pools.gpu shares the workers of 'gqu', which is not under pools:", ""),
-        ({"gpu": {"shares": "b"}, "b": {"shares": "gpu"}}, "pools.gpu shares workers in a circle", "let one of them have `workers:`"),
+        (
+            {"gpu": {"shares": "b"}, "b": {"shares": "gpu"}},
+            "pools.gpu shares workers in a circle",
+            "let one of them have `workers:`",
+        ),
     ],
 )
 def test_fr012_shares_of_no_pool_or_in_a_circle(pools: dict[str, Any], fact: str, fix: str) -> None:
@@ -119,8 +126,13 @@ def test_fr020_a_field_that_nothing_writes() -> None:
 
 
 def test_fr020_tells_the_near_name_first_and_the_missing_type_last() -> None:
-    nodes = {"a": {"use": "Source", "writes": {"value": "reward_math"}}, "b": {"use": "Source", "writes": {"value": "zzz"}}}
-    near = next(p for p in check({**nodes, "m": {"use": "Mix", "reads": {"inputs": ["reward_maths"]}}}) if p.code == "FR020")
+    nodes = {
+        "a": {"use": "Source", "writes": {"value": "reward_math"}},
+        "b": {"use": "Source", "writes": {"value": "zzz"}},
+    }
+    near = next(
+        p for p in check({**nodes, "m": {"use": "Mix", "reads": {"inputs": ["reward_maths"]}}}) if p.code == "FR020"
+    )
     assert near.fix == "reads: {inputs: reward_math}"
     assert "did you mean 'reward_math'?" in near.notes
     alone = next(p for p in check({"update": UPDATE}) if p.code == "FR020")
@@ -168,6 +180,27 @@ def test_fr025_two_updates_or_two_syncs_of_one_model() -> None:
     ]
 
 
+def test_fr010_a_model_folder_that_is_not_there() -> None:
+    problem = only(GOOD, models={"policy": {"path": "/no/such/folder", "trainable": True}})
+    assert (problem.code, problem.fact) == ("FR010", "models.policy: there is no folder '/no/such/folder'")
+
+
+def test_fr026_settings_that_do_not_go_with_what_is_read() -> None:
+    sources = {name: {"use": "Source", "writes": {"value": name}} for name in ("x", "y")}
+    total = {"use": "reward.weighted_sum", "reads": {"rewards": ["x", "y"]}, "coefficients": [1.0]}
+    (problem,) = errors({**sources, "total": total})
+    assert problem.code == "FR026"
+    assert "1 coefficients for 2" in problem.fact
+    assert [p.code for p in errors({**sources, "total": {**total, "reads": {"rewards": []}}})] == ["FR013"]
+
+
+def test_fr027_a_sync_of_a_model_that_nothing_trains() -> None:
+    problem = only({"rollout": ROLLOUT, "sync": SYNC})
+    assert (problem.code, problem.fix) == ("FR027", "nodes.sync: null")
+    assert problem.fact == "nodes.sync syncs the weights of model 'policy', which no node trains"
+    assert [p.code for p in errors({**GOOD, "update": {**UPDATE, "model": "polcy"}})] == ["FR010"]
+
+
 def test_fr030_wasted_nodes_and_models_are_warned_of() -> None:
     problem = only({**GOOD, "judge": {"use": "Judge"}})
     assert (problem.code, problem.severity, problem.fix) == ("FR030", "warning", "nodes.judge: null")
@@ -213,7 +246,10 @@ def test_fr053_a_sync_takes_no_pool() -> None:
 def test_fr054_readers_of_weights_live_with_their_update() -> None:
     problem = only({**GOOD, "old": {**OLD, "pool": "other"}}, pools={**POOLS, "other": {}})
     assert (problem.code, problem.fix) == ("FR054", "pool: gpu")
-    assert problem.fact == "nodes.old reads the weights of 'policy' on pool 'other', but nodes.update trains them on pool 'gpu'"
+    assert (
+        problem.fact
+        == "nodes.old reads the weights of 'policy' on pool 'other', but nodes.update trains them on pool 'gpu'"
+    )
     assert check({**GOOD, "old": {**OLD, "pool": "other"}}, pools={**POOLS, "other": {"shares": "gpu"}}) == ()
 
 
@@ -254,7 +290,11 @@ def test_a_failure_policy_must_be_possible() -> None:
 
 def test_a_misspelt_engine_key_is_found_among_the_keys_of_every_node() -> None:
     problem = only({**GOOD, "judge": {"use": "Judge", "timout": 3.0}})
-    assert (problem.code, problem.fact, problem.fix) == ("FR005", "nodes.judge has no key 'timout'", "did you mean 'timeout'?")
+    assert (problem.code, problem.fact, problem.fix) == (
+        "FR005",
+        "nodes.judge has no key 'timout'",
+        "did you mean 'timeout'?",
+    )
 
 
 def test_a_key_of_another_section_is_told_where_it_belongs() -> None:
@@ -270,7 +310,11 @@ def test_an_unknown_class_withholds_the_fields_that_it_may_write() -> None:
 
 
 def test_a_misspelt_writer_is_one_error() -> None:
-    broken = {**GOOD, "old": {**OLD, "writes": {"log_prbs": "old"}}, "spread": {"use": "Read", **ON, "reads": {}, "writes": {}}}
+    broken = {
+        **GOOD,
+        "old": {**OLD, "writes": {"log_prbs": "old"}},
+        "spread": {"use": "Read", **ON, "reads": {}, "writes": {}},
+    }
     assert [problem.code for problem in errors(broken)] == ["FR013"]
     nodes = {"a": {"use": "Source", "writes": {"valu": "x"}}, "m": {"use": "Mix", "reads": {"inputs": ["x"]}}}
     assert [problem.code for problem in errors(nodes)] == ["FR013"]

@@ -116,7 +116,11 @@ def test_sync_admits_a_whole_batch_when_nothing_is_in_flight(in_flight: int, adm
 def test_however_groups_settle_each_node_gets_each_group_once_and_the_step_ends(
     num_groups: int, left_out: set[str], data: st.DataObject
 ) -> None:
-    nodes = {name: node for name, node in NODES.items() if name not in left_out | ({"spread"} if "judge" in left_out else set())}
+    nodes = {
+        name: node
+        for name, node in NODES.items()
+        if name not in left_out | ({"spread"} if "judge" in left_out else set())
+    }
     graph = graph_of(nodes)
     progress = Progress(graph, 1, [f"u{index}" for index in range(num_groups)])
     running: list[tuple[str, str]] = []

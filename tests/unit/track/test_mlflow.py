@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from mlflow.entities import Run
 from mlflow.utils.validation import _validate_metric_name
 
 from flowrl.schedule.record import Status
+from flowrl.spec.document import MlflowTracking, NoTracking
 from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track import mlflow as tracker
 from flowrl.track.mlflow import flat, from_mlflow, to_mlflow
@@ -27,16 +27,7 @@ from flowrl.track.mlflow import flat, from_mlflow, to_mlflow
 LONG = "x" * 7000
 
 
-@dataclass(frozen=True)
-class Spec:
-    """An entry of `tracking:`."""
-
-    type: str = "mlflow"
-    experiment: str | None = None
-    uri: str | None = None
-
-
-def recorders_of(folder: RunFolder, stream: io.StringIO, *specs: Spec) -> Recorders:
+def recorders_of(folder: RunFolder, stream: io.StringIO, *specs: MlflowTracking | NoTracking) -> Recorders:
     params = {"batch": {"prompts": 32, "group": 8}, "nodes": {"reward@2": {"texts": ["ö", 1]}}, "note": LONG}
     return make_recorders(
         specs, folder, name="grpo", resolved="name: grpo\n", params=params, graph="graph TD", stream=stream
@@ -54,7 +45,7 @@ def runs_at(uri: str, experiment: str) -> tuple[MlflowClient, list[Run]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
     """A run of three steps into the default store, made once since a fresh store takes seconds."""
     folder, stream = RunFolder(tmp_path_factory.mktemp("runs"), "grpo"), io.StringIO()
-    recorders = recorders_of(folder, stream, Spec())
+    recorders = recorders_of(folder, stream, MlflowTracking(experiment="grpo"))
     # The close waits ten seconds at most; a busy machine may need longer for a fresh store.
     deadline = time.monotonic() + 60
     while not (folder.root / "mlartifacts").exists() and time.monotonic() < deadline:
@@ -100,7 +91,7 @@ def test_a_name_too_long_for_mlflow_is_noted_once(finished: tuple[RunFolder, str
 def test_a_run_that_did_not_finish_says_so(finished: tuple[RunFolder, str], status: Status, expected: str) -> None:
     first, _ = finished
     uri, folder = f"sqlite:///{first.root / 'mlflow.db'}", RunFolder(first.root, status)
-    recorders = recorders_of(folder, io.StringIO(), Spec(experiment="other", uri=uri))
+    recorders = recorders_of(folder, io.StringIO(), MlflowTracking(experiment="other", uri=uri))
     recorders.step(1, 2, {"reward/mean": 0.5})
     recorders.close(status)
     _, runs = runs_at(uri, "other")
@@ -110,7 +101,7 @@ def test_a_run_that_did_not_finish_says_so(finished: tuple[RunFolder, str], stat
 @pytest.mark.parametrize("uri", ["http://user:secret@127.0.0.1:9", "sqlite:////proc/nowhere/mlflow.db", "nonsense://x"])
 def test_a_tracker_that_cannot_be_reached_is_one_note_and_no_delay(tmp_path: Path, uri: str) -> None:
     folder, stream = RunFolder(tmp_path, "grpo"), io.StringIO()
-    recorders = recorders_of(folder, stream, Spec(uri=uri), Spec(type="none"))
+    recorders = recorders_of(folder, stream, MlflowTracking(uri=uri), NoTracking())
     slowest = 0.0
     for step in range(1, 11):
         started = time.monotonic()
@@ -132,7 +123,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path: Path, mo
     monkeypatch.setitem(tracker.CLOSE_SECONDS, "finished", 0.5)
     folder, stream = RunFolder(tmp_path, "grpo"), io.StringIO()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        recorders = recorders_of(folder, stream, Spec(uri=f"http://127.0.0.1:{server.getsockname()[1]}"))
+        recorders = recorders_of(folder, stream, MlflowTracking(uri=f"http://127.0.0.1:{server.getsockname()[1]}"))
         recorders.step(1, 1, {"reward/mean": 0.5})
         started = time.monotonic()
         recorders.close("finished")
@@ -148,7 +139,7 @@ def test_what_waited_is_sent_when_the_tracker_is_back(
     store, folder, stream = tmp_path / "later", RunFolder(tmp_path, "grpo"), io.StringIO()
     store.write_text("a file where the folder should be")
     uri = f"sqlite:///{store / 'mlflow.db'}"
-    recorders = recorders_of(folder, stream, Spec(experiment="later", uri=uri))
+    recorders = recorders_of(folder, stream, MlflowTracking(experiment="later", uri=uri))
     recorders.step(1, 2, {"reward/mean": 0.25})
     deadline = time.monotonic() + 30
     while "warning" not in stream.getvalue() and time.monotonic() < deadline:

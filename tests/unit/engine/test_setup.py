@@ -1,0 +1,50 @@
+"""From a plan to its workers."""
+
+from __future__ import annotations
+
+import pickle
+
+from stub_nodes import document
+
+from flowrl import Pipeline
+from flowrl.engine.setup import worker_setups
+
+MODELS = {"policy": {"path": "x", "trainable": True}}
+NODES = {
+    "rollout": {"use": "Rollout", "model": "policy", "pool": "engine"},
+    "judge": {"use": "Judge", "timeout": 2.0},
+    "old": {"use": "Read", "model": "policy", "pool": "train"},
+    "update": {"use": "Update", "model": "policy", "pool": "train", "minibatch": 2},
+    "sync": {"use": "Sync", "model": "policy"},
+}
+PLAN = Pipeline(document(NODES, models=MODELS, pools={"train": {"workers": 2}, "engine": {}}, run={"seed": 5})).plan()
+
+
+def test_each_worker_gets_the_nodes_of_its_pool() -> None:
+    workers = {worker.name: [node.name for node in worker.nodes] for worker in worker_setups(PLAN, num_cores=8)}
+    assert workers == {
+        "cpu/0": ["judge"],
+        "engine/0": ["rollout", "sync"],
+        "train/0": ["old", "update", "sync"],
+        "train/1": ["old", "update", "sync"],
+    }
+
+
+def test_cores_are_shared_out_between_the_workers_that_compute_with_models() -> None:
+    threads = {worker.name: worker.num_threads for worker in worker_setups(PLAN, num_cores=8)}
+    assert threads == {"cpu/0": 1, "engine/0": 2, "train/0": 2, "train/1": 2}
+    assert {worker.num_threads for worker in worker_setups(PLAN, num_cores=1)} == {1}
+
+
+def test_only_workers_with_models_get_the_accelerator() -> None:
+    devices = {worker.name: worker.device for worker in worker_setups(PLAN, num_cores=8, device="cuda")}
+    assert devices == {"cpu/0": "cpu", "engine/0": "cuda", "train/0": "cuda", "train/1": "cuda"}
+
+
+def test_a_set_up_is_a_value_that_travels() -> None:
+    workers = worker_setups(PLAN, num_cores=8)
+    assert pickle.loads(pickle.dumps(workers)) == workers
+    judge = workers[0].nodes[0]
+    assert (judge.on_error, judge.timeout, workers[0].seed) == ("unscored", 2.0, 5)
+    rollout = next(worker for worker in workers if worker.pool == "engine").nodes[0]
+    assert rollout.on_error == "drop"

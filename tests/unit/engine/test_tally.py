@@ -1,0 +1,71 @@
+"""Metrics of a step, and where its time went."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.engine.call import Receipt
+from flowrl.engine.tally import Tally, covered
+from flowrl.metric import Failure, Metric
+from flowrl.rows import Rows
+
+START = 1_000_000.0
+
+
+def receipt(node: str, start: float, end: float, **rest: Any) -> Receipt:
+    return Receipt(node, 1, 1, "cpu/0", Rows(()), (), START + start, START + end, 0, 0, **rest)
+
+
+@pytest.fixture
+def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
+    """Of a step that has lasted ten seconds when its metrics are asked for."""
+    clock = iter([START, START + 10.0])
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    return Tally(1)
+
+
+def test_engine_time_is_wall_time_without_the_union_of_all_nodes(tally: Tally) -> None:
+    for node, start, end in (("a", 1, 4), ("b", 3, 5), ("b", 4, 6), ("c", 7, 8)):
+        tally.add(receipt(node, start, end))
+    metrics = tally.metrics()
+    assert metrics["time/step"] == 10.0
+    assert metrics["time/engine"] == 10.0 - 5.0 - 1.0
+    assert {name: metrics[f"time/{name}"] for name in "abc"} == {"a": 3.0, "b": 3.0, "c": 1.0}
+
+
+def test_a_node_that_overlaps_itself_is_not_counted_twice(tally: Tally) -> None:
+    tally.add(receipt("a", 0, 6))
+    tally.add(receipt("a", 2, 4))
+    assert tally.metrics()["time/a"] == 6.0
+
+
+def test_metrics_of_all_receipts_are_merged_by_their_reduction(tally: Tally) -> None:
+    tally.add(
+        receipt("a", 0, 1, metrics=(Metric("reward/mean", 3.0, 4, "mean"), Metric("rollout/tokens", 30, 1, "sum")))
+    )
+    tally.add(
+        receipt("a", 1, 2, metrics=(Metric("reward/mean", 3.0, 2, "mean"), Metric("rollout/tokens", 70, 1, "sum")))
+    )
+    metrics = tally.metrics()
+    assert metrics["reward/mean"] == 1.0
+    assert metrics["throughput/tokens_per_s"] == 10.0
+
+
+def test_failed_rows_are_counted_and_a_failure_without_rows_is_one(tally: Tally) -> None:
+    tally.add(receipt("a", 0, 1, failures=(Failure(("u0_0_0", "u0_1_0"), "x"), Failure((), "y"))))
+    assert tally.metrics()["rows/failed"] == 3.0
+
+
+def test_without_any_node_all_of_the_step_is_the_engine(tally: Tally) -> None:
+    assert tally.metrics() == {"time/step": 10.0, "time/engine": 10.0, "rows/failed": 0.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: (min(pair), max(pair)))))
+def test_covered_time_is_that_of_every_second_once(intervals: list[tuple[int, int]]) -> None:
+    seconds = {second for start, end in intervals for second in range(start, end)}
+    assert covered([(float(start), float(end)) for start, end in intervals]) == len(seconds)
