@@ -36,4 +36,9 @@ def plain(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """One line of JSON; never fails on numpy values, NaN or lone surrogates."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError):  # not all of it is native: the slow way makes it so
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    return text

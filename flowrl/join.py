@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,25 @@ def take(batch: Batch, index: Array) -> Batch:
     rows = batch.rows.take(index)
     groups = np.unique(batch.rows.group[index])
     return Batch(rows, {n: _taken(c, rows, index, groups) for n, c in batch.columns.items()}, batch.types)
+
+
+def singles(batch: Batch) -> Iterator[Batch]:
+    """One batch for each trajectory, as views; the same as `take` for each position, without its cost."""
+    rows, first = batch.rows, np.zeros(1, dtype=np.int32)
+    for row, group in enumerate(rows.group.tolist()):
+        here, there = slice(row, row + 1), slice(group, group + 1)
+        single = Rows(
+            rows.uids[there], first, rows.session[here], rows.output[here], rows.planned[there], rows.settled[there]
+        )
+        yield Batch(single, {n: _single(c, single, row, group) for n, c in batch.columns.items()}, batch.types)
+
+
+def _single(column: Column[Any], rows: Rows, row: int, group: int) -> Column[Any]:
+    if isinstance(column, Sample):
+        return Sample(rows, column.values[row : row + 1])
+    if isinstance(column, Prompt):
+        return Prompt(rows, column.values[group : group + 1])
+    return _taken(column, rows, np.array([row]), np.array([group]))
 
 
 def take_groups(batch: Batch, uids: Iterable[str]) -> Batch:

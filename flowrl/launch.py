@@ -20,7 +20,6 @@ from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History
 
-
 LOCAL_NOTE = (
     "--local: one worker a pool, nodes one at a time in this process; nothing overlaps, and a row that never returns "
     "cannot be ended"

@@ -22,7 +22,7 @@ class LocalCluster:
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
         """Make the workers one after the other."""
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in a worker of its own
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in a worker of its own
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
             self.workers[setup.name].load()

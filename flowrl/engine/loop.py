@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ LATE_SECONDS = 60.0
 """After so long without any news the log says who is late."""
 MAX_ATTEMPTS = 3
 BLOCKS_PER_STEP = 8
+MAX_QUEUED = 2
+"""Calls of a worker that run or wait: the next one starts without the driver in between."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Loop:
         self.schedule = Sync(plan.document.batch.prompts)
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
         self.store = Store()
-        self.free = {worker.name for worker in workers}
+        self.load = Counter[str]()
+        self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
         self.running: set[asyncio.Task[None]] = set()
@@ -72,8 +76,9 @@ class Loop:
                 if not progress.complete:
                     self.collect(await self.next_arrival(progress), progress)
                 self.store.release(progress.released())
-            self.recorder.step(step, num_steps, self.tally.metrics())
+            self.unrecorded.append((step, num_steps, self.tally.metrics()))
             self.store.clear()
+        self.record()
 
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
@@ -118,15 +123,18 @@ class Loop:
             self.start(self.run(worker, call), [worker])
 
     def place(self, node: BoundNode) -> list[str]:
-        """The free workers that a task takes: all ranks for a node with a model, else any one of the pool."""
+        """The workers that a task goes to, none if they are busy: all ranks for a node with a model, else any one.
+
+        A node that computes on all ranks may queue behind another one; all ranks see the same order.
+        """
         pools = [self.plan.pool_of(node)]
         if node.weights == "syncs":
             pools = sorted({*pools, *self.plan.engine_pools(node.model)})
         names = [worker for pool in pools for worker in self.workers[pool]]
-        free = [name for name in names if name in self.free]
         if node.weights is None:
-            return free[:1]
-        return names if len(free) == len(names) else []
+            return [name for name in names if not self.load[name]][:1]
+        limit = MAX_QUEUED if node.weights in ("reads", "updates") else 1
+        return names if all(self.load[name] < limit for name in names) else []
 
     def block_groups(self, node: BoundNode) -> int | None:
         """A stream of finished groups, for nodes that make trajectories; None is one block at the end."""
@@ -136,7 +144,7 @@ class Loop:
 
     def start(self, work: Coroutine[Any, Any, None], workers: Sequence[str]) -> None:
         """Let work run beside the loop; its workers are busy until it ends, its error becomes an arrival."""
-        self.free.difference_update(workers)
+        self.load.update(workers)
 
         async def guarded() -> None:
             try:
@@ -159,7 +167,7 @@ class Loop:
             async with asyncio.timeout(limit):
                 async for receipt, returned in self.cluster.call(worker, call, refs, len(outputs)):
                     if receipt.last:
-                        self.free.add(worker)
+                        self.load[worker] -= 1
                     self.arrivals.put_nowait(Arrival(call.node, receipt, returned))
         except TimeoutError:
             raise RunError(f"no end within its timeout of {limit:g} s", node=call.node, worker=worker) from None
@@ -173,12 +181,13 @@ class Loop:
         sent = await asyncio.gather(*(self.cluster.send(worker, node.name) for worker in senders))
         await asyncio.gather(*(self.cluster.receive(worker, node.name, sent[0], version) for worker in engines))
         self.versions[node.model] = version
-        self.free.update(workers)
+        self.load.subtract(workers)
         receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, ()))
 
     async def next_arrival(self, progress: Progress) -> Arrival:
         """Wait for news; say who is late; raise what went wrong."""
+        self.record()
         while True:
             if not self.running and self.arrivals.empty():
                 raise RunError(f"nothing is running and nothing can start; waiting for {dict(progress.waiting())}")
@@ -198,7 +207,7 @@ class Loop:
         """Take in a block: where its columns lie, what it reports, and which groups are settled by it."""
         receipt, node = arrival.receipt, self.plan.graph.nodes[arrival.node]
         self.tally.add(receipt)
-        self.recorder.event(self.event(node, receipt))
+        self.unrecorded.append(self.event(node, receipt))
         if receipt.failed:
             self.retry_or_raise(node, receipt, progress)
             return
@@ -209,12 +218,22 @@ class Loop:
         else:
             progress.settle(node.name, receipt.settled)
 
+    def record(self) -> None:
+        """Write down what was collected; left until the workers have been given their next tasks."""
+        for event in self.unrecorded:
+            if isinstance(event, Event):
+                self.recorder.event(event)
+            else:
+                self.recorder.step(*event)
+        self.unrecorded.clear()
+
     def retry_or_raise(self, node: BoundNode, receipt: Receipt, progress: Progress) -> None:
         """A call that failed as a whole: its groups are ready again where asked for, else the run ends."""
         if node.on_error == "retry" and receipt.attempt < MAX_ATTEMPTS:
             self.failed_attempts |= {(node.name, uid): receipt.attempt for uid in receipt.settled}
             progress.retry(node.name, receipt.settled)
             return
+        self.record()
         worst = receipt.failures[-1]
         rows = worst.rows or receipt.settled
         raise RunError(worst.error, node=node.name, worker=receipt.worker, rows=rows, details=worst.traceback)

@@ -23,7 +23,7 @@ from flowrl.column import Column, as_array
 from flowrl.encode import plain
 from flowrl.engine.call import NodeSetup
 from flowrl.fields import Dtype
-from flowrl.join import take
+from flowrl.join import singles, take
 from flowrl.metric import Report, collect, failure, failure_of, replay
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 30.0
 CHUNK_SECONDS = 0.1
-MAX_CHUNK = 64
+MAX_CHUNK = 4096
 
 Values = list[tuple[Any, ...] | None]
 """For each row the values of all outputs, or None."""
@@ -155,11 +155,11 @@ def score_rows(
     """Run the node on each row alone; an exception leaves the row without a value."""
     values: Values = []
     with collect() as report:
-        for position, name in enumerate(batch.rows.names()):
+        for position, (name, single) in enumerate(zip(batch.rows.names(), singles(batch), strict=True)):
             if started is not None:
                 started(position)
             try:
-                out = node.run(**arguments(reads, node, take(batch, np.array([position]))))  # type: ignore[attr-defined]
+                out = node.run(**arguments(reads, node, single))  # type: ignore[attr-defined]
                 ports = zip(out, node.output_ports.values(), strict=True)
                 values.append(tuple(_only_value(column, port.type.dtype) for column, port in ports))
             except (Exception, SystemExit) as error:

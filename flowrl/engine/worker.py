@@ -67,7 +67,8 @@ class Worker:
             out, last = self._next(produced, report)
             pending += [out] if out is not None else []
             settled = [uid for part in pending for uid in part.rows.uids]
-            if not last and not _block_is_full(call, len(settled), start):
+            # When nothing is left the end comes at once: wait for it instead of sending an empty block after this one.
+            if not last and (len(settled) == len(left) or not _block_is_full(call, len(settled), start)):
                 continue
             done = tuple(left) if last else tuple(settled)
             for uid in done:

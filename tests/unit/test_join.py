@@ -8,7 +8,7 @@ import numpy as np
 
 from flowrl.batch import Batch, Column, Prompt, PromptToken, Sample, Step, Token
 from flowrl.fields import FieldType
-from flowrl.join import canonical, concat, join, project, take, take_groups
+from flowrl.join import canonical, concat, join, project, singles, take, take_groups
 from flowrl.rows import Rows
 
 SCORE, MASK = FieldType("Sample", "float"), FieldType("Token", "int")
@@ -120,3 +120,21 @@ def test_project_keeps_the_named_fields_that_are_there() -> None:
     rows = Rows.of(["a"])
     whole = batch(rows, x=Sample(rows, [1.0]), y=Token.of(rows, [[1]]))
     assert project(whole, ["y", "z"]).columns.keys() == {"y"}
+
+
+def test_singles_are_what_take_gives_for_each_row() -> None:
+    rows = Rows.of(["B", "A", "B"])
+    batch = Batch(
+        rows,
+        {
+            "reward": Sample(rows, [1.0, 2.0, 3.0]),
+            "answer": Prompt(rows, ["b", "a"]),
+            "ids": Token.of(rows, [[1], [], [2, 3]], "int"),
+        },
+        {},
+    )
+    for position, single in enumerate(singles(batch)):
+        taken = take(batch, np.array([position]))
+        assert single.rows == taken.rows
+        for name, column in single.columns.items():
+            assert column.values.tolist() == taken.columns[name].values.tolist()
