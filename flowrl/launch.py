@@ -80,7 +80,8 @@ def run_recorded(
         else:
             from flowrl.engine.pools import RayCluster
 
-            cluster = RayCluster(plan.pools, num_cores(), address, recorder.stage)
+            modules = [node.ref.module for node in plan.graph.nodes.values() if not node.ref.source]
+            cluster = RayCluster(plan.pools, modules, num_cores(), address, recorder.stage)
             resources = cluster.connect()
             device = "cuda" if resources.get("GPU") else "cpu"
             if address is not None or device == "cuda":

@@ -58,7 +58,8 @@ class Jsonl(DataSet):
             path = Path(self.path)
             siblings = [other.name for other in path.parent.glob("*.jsonl")]
             fact = f"cannot read '{self.path}': {error.strerror or error}"
-            return [Problem(BAD_DATA, place("path"), fact, nearest(path.name, siblings))]
+            fix = nearest(path.name, siblings) or "path: a JSONL file, relative to the YAML file that names it"
+            return [Problem(BAD_DATA, place("path"), fact, fix)]
         found = self._bad_lines(lines[:NUM_FIRST_ROWS], _declare(lines[:NUM_FIRST_ROWS]))
         if not found and len(lines) < num_needed:
             fact = f"a batch takes {num_needed} prompts, but '{self.path}' has {len(lines)} rows"

@@ -5,12 +5,14 @@ Columns are *returned* by actors and lie in Ray's object store; the driver await
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -89,9 +91,16 @@ class RayCluster:
     """Actors on placement groups, in a cluster that is joined or started here."""
 
     def __init__(
-        self, pools: Mapping[str, Pool], num_cpus: int, address: str | None, stage: Callable[[str], None]
+        self,
+        pools: Mapping[str, Pool],
+        modules: Iterable[str],
+        num_cpus: int,
+        address: str | None,
+        stage: Callable[[str], None],
     ) -> None:
+        """`modules` are those that define the nodes; packages of the user's are sent along to a cluster."""
         self.pools, self.address, self.num_cpus, self.stage = pools, address, num_cpus, stage
+        self.modules = tuple(modules)
         self.actors: dict[str, Any] = {}
         self.groups: dict[str, PlacementGroup] = {}
 
@@ -107,7 +116,7 @@ class RayCluster:
         else:
             _require_listener(self.address)
             try:
-                ray.init(address=self.address, **quiet)
+                ray.init(address=self.address, runtime_env={"py_modules": own_packages(self.modules)}, **quiet)
             except ConnectionError as error:
                 raise RunError(f"{error}; for a cluster on this machine, give --address auto") from None
         return {str(name): float(amount) for name, amount in _ray.cluster_resources().items()}
@@ -212,6 +221,16 @@ class RayCluster:
         for group in self.groups.values():
             remove_placement_group(group)
         ray.shutdown()
+
+
+def own_packages(modules: Iterable[str]) -> list[str]:
+    """Folders of the packages that these modules belong to and that were not installed: other machines lack them."""
+    found = []
+    for name in sorted({module.partition(".")[0] for module in modules} - {"flowrl"}):
+        spec = importlib.util.find_spec(name)
+        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+        found += [folder for folder in folders if "site-packages" not in Path(folder).parts]
+    return found
 
 
 def _require_listener(address: str) -> None:

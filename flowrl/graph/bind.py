@@ -17,6 +17,7 @@ from flowrl.spec.document import Document, NodeSpec, homes
 from flowrl.spec.read import Reading
 from flowrl.spec.validate import validate
 
+_WHERE = "./FILE.py:CLASS starts from the folder of this YAML file, pkg.module:CLASS from where flowrl is started"
 CPU_POOL = "cpu"
 """The built-in pool of nodes that name none."""
 
@@ -85,7 +86,8 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
             ref = find(spec.use, folder)
             cls = ref.load()
         except UnknownNode as error:
-            problems.append(Problem("FR009", place, f"nodes.{name}: {error}", "`flowrl nodes` lists the library"))
+            library = "" if ":" in spec.use else "`flowrl nodes` lists the library"
+            problems.append(Problem("FR009", place, f"nodes.{name}: {error}", library or _WHERE))
             continue
         except BrokenNode as error:
             problems.append(Problem("FR014", place, f"nodes.{name}: {error}"))
@@ -148,10 +150,10 @@ def _references(bound: BoundNode, document: Document, reading: Reading) -> Itera
     """Names of models and pools must exist, and be there exactly where the kind of node takes them."""
     name, spec = bound.name, bound.spec
     path = ("nodes", name)
-    if spec.model is not None and spec.model not in declared(reading, "models"):
+    if spec.model is not None and spec.model not in declared(reading, "models") and not reading.is_broken(("models",)):
         place = reading.place((*path, "model"))
         yield Problem("FR010", place, f"nodes.{name} uses model '{spec.model}', which is not under models:",
-                      nearest(spec.model, document.models))  # fmt: skip
+                      nearest(spec.model, document.models) or f"models: {{{spec.model}: {{path: ...}}}}")  # fmt: skip
     if bound.weights is not None and spec.model is None and not reading.is_broken((*path, "model")):
         yield Problem("FR019", reading.place(path, key=True),
                       f"nodes.{name} ({spec.use}) works on a model but names none",
@@ -159,10 +161,12 @@ def _references(bound: BoundNode, document: Document, reading: Reading) -> Itera
     if bound.weights is None and spec.model is not None:
         yield Problem("FR019", reading.place((*path, "model"), key=True),
                       f"nodes.{name} ({spec.use}) works on no model", "remove `model:`")  # fmt: skip
-    if spec.pool is not None and spec.pool not in (known := {CPU_POOL, *declared(reading, "pools")}):
+    known = {CPU_POOL, *declared(reading, "pools")}
+    if spec.pool is not None and spec.pool not in known and not reading.is_broken(("pools",)):
         place = reading.place((*path, "pool"))
+        add = "" if len(known) > 1 else f"pools: {{{spec.pool}: {{workers: 1}}}}"
         yield Problem("FR012", place, f"nodes.{name} runs on pool '{spec.pool}', which is not under pools:",
-                      nearest(spec.pool, known))  # fmt: skip
+                      add or nearest(spec.pool, known))  # fmt: skip
     if spec.pool is not None and bound.weights == "syncs":
         yield Problem("FR053", reading.place((*path, "pool"), key=True),
                       f"nodes.{name} takes no pool: a weight sync spans the pool of the update and every pool that "

@@ -20,12 +20,10 @@ def missing_writer(subject: Subject) -> Iterator[Problem]:
     """FR020: a node reads a field that nothing writes."""
     if subject.bound.unresolved or not subject.columns_known:
         return  # whoever cannot be loaded may be the writer
-    renamed_badly = {field for node in subject.nodes for port, field in node.spec.writes.items()
-                     if port not in node.cls.output_ports}  # fmt: skip
     for node in subject.nodes:
         for port, fields in node.reads.items():
             for field in fields:
-                if field not in subject.graph.fields and field not in renamed_badly:
+                if field not in subject.graph.fields and field not in subject.renamed_badly:
                     yield _missing(subject, node, port, field)
 
 
@@ -33,7 +31,7 @@ def _missing(subject: Subject, node: BoundNode, port: str, field: str) -> Proble
     wanted = node.cls.input_ports[port]
     known = subject.graph.fields
     same_type = [f for f in known.values() if f.type == wanted.type and f.writer != node.name]
-    close = nearest(field, (f.name for f in same_type) if same_type else known)
+    close = nearest(field, (f.name for f in same_type))
     notes = [f"'{f.name}' ({f.type}, written by {f.writer}) has the right type" for f in same_type[:4]]
     if close.startswith("did you"):
         notes.append(close)
@@ -93,6 +91,7 @@ def settings_against_fields(subject: Subject) -> Iterator[Problem]:
             continue
         unbound = [p for p, port in node.node.active_ports().items() if p not in node.reads and not port.optional]
         unwritten = [f for fields in node.reads.values() for f in fields if f not in subject.graph.fields]
+        unwritten += subject.renamed_badly - subject.graph.fields.keys()
         if not unbound and not unwritten:
             refusal = node.node.refuses(node.reads, prompts)
             if refusal:

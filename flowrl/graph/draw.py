@@ -81,17 +81,23 @@ def as_tree(plan: Plan) -> str:
     """The graph as indented levels, with the fields on the edges."""
     lines = [plan.document.name]
     for number, level in enumerate(plan.graph.levels, 1):
-        lines.append(f"├─ level {number}")
+        branch, trunk = ("└─", "   ") if number == len(plan.graph.levels) else ("├─", "│  ")
+        lines.append(f"{branch} level {number}")
         for name in level:
             node = plan.graph.nodes[name]
-            lines.append(f"│  ├─ {name}  [{node.spec.use}]  pool {plan.pool_of(node)}")
-            by_source: dict[tuple[str, str], list[str]] = {}
-            for edge in plan.graph.edges:
-                if edge.target == name:
-                    by_source.setdefault((edge.source, _kind(edge)), []).append(edge.label)
-            for (source, kind), labels in sorted(by_source.items()):
-                lines.append(f"│  │     ← {source}: {kind}{', '.join(labels)}")
+            twig, stem = ("└─", "   ") if name == level[-1] else ("├─", "│  ")
+            lines.append(f"{trunk}{twig} {name}  [{node.spec.use}]  pool {plan.pool_of(node)}")
+            lines += [f"{trunk}{stem}   ← {source}" for source in _sources(plan, name)]
     return "\n".join(lines)
+
+
+def _sources(plan: Plan, name: str) -> list[str]:
+    """What a node waits for, one line for each node before it."""
+    by_source: dict[tuple[str, str], list[str]] = {}
+    for edge in plan.graph.edges:
+        if edge.target == name:
+            by_source.setdefault((edge.source, _kind(edge)), []).append(edge.label)
+    return [f"{source}: {kind}{', '.join(labels)}" for (source, kind), labels in sorted(by_source.items())]
 
 
 def _kind(edge: Edge) -> str:

@@ -42,6 +42,16 @@ class Subject:
                     writers.setdefault(field, []).append(node.name)
         return {field: names for field, names in writers.items() if len(names) > 1}
 
+    @cached_property
+    def renamed_badly(self) -> set[str]:
+        """Fields that a misspelt output was to be written to: nobody writes them, for a reason that is reported."""
+        return {
+            field
+            for node in self.nodes
+            for port, field in node.spec.writes.items()
+            if port not in node.cls.output_ports
+        }
+
     def place(self, *path: str, key: bool = False) -> Place:
         """Where a value stands."""
         return self.reading.place(path, key=key)

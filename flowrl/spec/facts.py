@@ -34,13 +34,15 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
     "none_required": "null",
 }
+_MAPPINGS = {"dict_type", "model_type", "model_attributes_type"}
 _LIMITS = {
-    "greater_than": "above",
-    "greater_than_equal": "at least",
-    "less_than": "below",
-    "less_than_equal": "at most",
+    "greater_than": ("above", "a number above {}"),
+    "greater_than_equal": ("at least", "{} or more"),
+    "less_than": ("below", "a number below {}"),
+    "less_than_equal": ("at most", "{} or less"),
 }
 _LIMIT_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_QUOTED = ("true", "false", "True", "False", "TRUE", "FALSE")
 _TRUE, _FALSE = {"yes", "on", "y", "1", "true"}, {"no", "off", "n", "0", "false"}
 
 
@@ -61,8 +63,16 @@ def missing_key(path: Path_) -> Said:
     return Said(codes.MISSING_KEY, f"{where} lacks the key '{path[-1]}'", f"add `{path[-1]}: ...`")
 
 
-def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said:
-    """A value of the wrong type or outside its limits; several errors are the branches of one union."""
+def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any, default: str = "") -> Said:
+    """A value of the wrong type or outside its limits; several errors are the branches of one union.
+
+    `default` is the default of the key as YAML, if it has one: a way out where the value does not show another.
+    """
+    said = _wrong(errors, path, value)
+    return said if said.fix or not default else said._replace(fix=f"leave it out for its default, {default}")
+
+
+def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said:
     name, shown = dotted(path) or "the document", write(value)
     kinds = [error["type"] for error in errors]
     if all(kind in _EXPECTED for kind in kinds):
@@ -71,9 +81,10 @@ def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) ->
     error = errors[0]
     kind, context = error["type"], error.get("ctx", {})
     if kind in _LIMITS:
-        return Said(codes.NOT_ALLOWED, f"{name} must be {_LIMITS[kind]} {context[_LIMIT_KEYS[kind]]:g}, not {shown}")
+        (word, fix), limit = _LIMITS[kind], f"{context[_LIMIT_KEYS[kind]]:g}"
+        return Said(codes.NOT_ALLOWED, f"{name} must be {word} {limit}, not {shown}", f"write {fix.format(limit)}")
     if kind == "finite_number":
-        return Said(codes.NOT_ALLOWED, f"{name} must be a finite number, not {shown}")
+        return Said(codes.NOT_ALLOWED, f"{name} must be a finite number, not {shown}", "write a number in digits")
     if kind in ("literal_error", "union_tag_invalid"):
         return _not_listed(context.get("expected", "") or context.get("expected_tags", ""), path, value)
     if kind == "string_pattern_mismatch":
@@ -103,12 +114,12 @@ def _type_fix(kinds: Sequence[str], value: Any) -> str:
     if number and isinstance(value, str):
         return _number_from(value, whole="float_type" not in kinds)
     if "bool_type" in kinds and str(value).lower() in _TRUE | _FALSE:
-        return f"write {'true' if str(value).lower() in _TRUE else 'false'} without quotes"
+        return f"write {'true' if str(value).lower() in _TRUE else 'false'}" + " without quotes" * (value in _QUOTED)
     if "string_type" in kinds and isinstance(value, (bool, int, float)):
         return f'write "{write(value)}"'
     if "list_type" in kinds or "tuple_type" in kinds:
         return f"write [{value}]" if isinstance(value, (str, int, float)) else ""
-    return ""
+    return "write `key: value` pairs, indented below it" if set(kinds) & _MAPPINGS else ""
 
 
 def _number_from(text: str, whole: bool) -> str:

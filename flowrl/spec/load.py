@@ -109,6 +109,7 @@ def _syntax_problem(error: Any, source: Source) -> Problem:
         fact = f"{error.context} that opens in line {error.context_mark.line + 1}: {fact}"
     span = Span(source, mark.line + 1, mark.column + 1)
     line = span.place().text
+    fact = fact.removeprefix("but ")
     fix = next((hint for start, hint in _HINTS.items() if start in fact), "")
     if line[mark.column : mark.column + 1] == "\t":
         fact, fix = "a tab cannot be used for indentation", "indent with spaces"

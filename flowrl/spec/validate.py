@@ -6,6 +6,7 @@ right can be checked further.
 
 from __future__ import annotations
 
+import difflib
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
@@ -16,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from flowrl.errors import Place, Problem
 from flowrl.spec.facts import Said, missing_key, unknown_key, wrong_value
+from flowrl.spec.scalars import number
 from flowrl.spec.tree import Path_
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -103,6 +105,7 @@ class _Repair:
         # The branches of a union report at the value and inside it; what is inside says more.
         outer = {path[:length] for path in found for length in range(len(path))}
         inner = {path: group for path, group in found.items() if path not in outer}
+        self.broken |= {self.path + path[:-1] + (near,) for path in inner if (near := self.misspelt(path, inner[path]))}
         for path, group in inner.items():
             self.report(path, group)
         for path, group in sorted(inner.items(), key=lambda one: len(one[0]), reverse=True):
@@ -133,11 +136,28 @@ class _Repair:
         if kind in _MISSING:
             return missing_key(full)
         if kind == "extra_forbidden":
-            section = _model_at(self.model, path[:-1], self.data)
-            known = set(section.model_fields if section else ()) | set(self.known if len(path) == 1 else ())
-            return unknown_key(full, known, self.homes)
-        value = _value_at(self.data, path)
-        return wrong_value([dict(error) for error in errors], full, path[-1] if _is_key(errors[0]) else value)
+            return unknown_key(full, self.keys(path), self.homes)
+        value = path[-1] if _is_key(errors[0]) else _value_at(self.data, path)
+        return wrong_value([dict(error) for error in errors], full, value, self.default(path))
+
+    def keys(self, path: Path_) -> set[str]:
+        """The keys that may stand beside the one at `path`."""
+        section = _model_at(self.model, path[:-1], self.data)
+        return set(section.model_fields if section else ()) | set(self.known if len(path) == 1 else ())
+
+    def misspelt(self, path: Path_, errors: list[ErrorDetails]) -> str:
+        """The absent key that an unknown one stands for: that it is missing need not be said."""
+        if errors[0]["type"] != "extra_forbidden":
+            return ""
+        absent = self.keys(path) - set(_value_at(self.data, path[:-1]) or ())
+        return next(iter(difflib.get_close_matches(str(path[-1]), absent, n=1, cutoff=0.6)), "")
+
+    def default(self, path: Path_) -> str:
+        """The default of the key at `path` in YAML; empty where it has none or a long one."""
+        section = _model_at(self.model, path[:-1], self.data) if path else None
+        field = section.model_fields.get(str(path[-1])) if section else None
+        value = field.default if field else None
+        return value if isinstance(value, str) else number(value) if isinstance(value, (bool, int, float)) else ""
 
     def drop(self, path: Path_, kind: str = "") -> None:
         """Take out the value at `path`, or, for a missing one, put its stand-in or take out what lacks it."""
@@ -207,6 +227,8 @@ def _put(container: Any, part: str | int, value: Any) -> None:
 def _model_at(annotation: Any, path: Path_, data: Any) -> type[BaseModel] | None:
     """The model that describes the data at `path`."""
     origin = get_origin(annotation)
+    if origin is list and isinstance(data, dict):
+        return _model_at(get_args(annotation)[0], path, data)  # one instead of a list of one
     if origin is Annotated:
         return _model_at(get_args(annotation)[0], path, data)
     if origin in (Union, UnionType):

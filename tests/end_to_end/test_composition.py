@@ -20,23 +20,7 @@ SHORT = (
     "nodes.actor_update.minibatch=2",
 )
 
-NODE = '''
-from typing import NamedTuple
-from flowrl import Node, Sample, Token
-
-
-class LengthPenalty(Node):
-    """Lower the reward in proportion to the share of the token budget used."""
-
-    budget: int = 1024
-    scale: float = 0.1
-
-    class Out(NamedTuple):
-        shaped_reward: Sample[float]
-
-    def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:
-        return self.Out(reward - self.scale * response_mask.sum("sample") / self.budget)
-'''
+NODE = (ROOT / "examples" / "custom_node" / "my_nodes.py").read_text()
 
 
 def test_a_users_jsonl_of_prompts_and_answers(tmp_path: Path, flowrl: Callable[..., Finished]) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 FOLDER = Path(__file__).parent / "bad"
 FILES = sorted(FOLDER.glob("*.yaml"))
-UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
-"""Set it to write the expected texts anew, then read the difference."""
 
 
 def command(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -25,12 +23,12 @@ def command(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_a_wrong_file_is_refused_by_run_with_place_fact_and_fix(file: Path) -> None:
+def test_a_wrong_file_is_refused_by_run_with_place_fact_and_fix(file: Path, request: pytest.FixtureRequest) -> None:
     done, seconds = command("run", file.name)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     expected = file.with_suffix(".txt")
-    if UPDATE:
+    if request.config.getoption("--update-golden"):
         expected.write_text(done.stderr)
     assert done.stderr == expected.read_text()
     assert "Traceback" not in done.stderr
