@@ -61,24 +61,25 @@ class Loop:
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
         self.running: set[asyncio.Task[None]] = set()
-        self.ranks_left: dict[str, int] = {}
+        self.ranks_left: dict[tuple[str, tuple[str, ...]], int] = {}
         self.failed_attempts: dict[tuple[str, str], int] = {}
         self.tally = Tally(0)
 
     async def train(self) -> None:
         """THE LOOP: for every step, submit what is ready, collect what settles, release what is read, record."""
         num_steps = self.plan.document.run.steps
-        for step in range(1, num_steps + 1):
-            progress = self.begin(step)
-            while not progress.complete:
-                for task in progress.ready():
-                    self.submit(task, progress)
-                if not progress.complete:
+        try:
+            for step in range(1, num_steps + 1):
+                progress = self.begin(step)
+                while not progress.complete:
+                    for task in progress.ready():
+                        self.submit(task, progress)
                     self.collect(await self.next_arrival(progress), progress)
-                self.store.release(progress.released())
-            self.unrecorded.append((step, num_steps, self.tally.metrics()))
-            self.store.clear()
-        self.record()
+                    self.store.release(progress.released())
+                self.unrecorded.append((step, num_steps, self.tally.metrics()))
+                self.store.clear()
+        finally:
+            self.record()
 
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
@@ -104,7 +105,7 @@ class Loop:
             return
         if node.weights == "syncs":
             progress.submit(node.name, task.uids)
-            self.start(self.sync(node, task, workers), workers)
+            self.start(self.sync(node, task, workers), node, workers)
             return
         parts = self.store.find([field for fields in node.reads.values() for field in fields], task.uids)
         progress.submit(node.name, task.uids)
@@ -114,13 +115,14 @@ class Loop:
         if node.weights == "generates":
             shares = [task.uids[rank :: len(workers)] for rank in range(len(workers))]
         shares = [share for share in shares if share]
-        self.ranks_left[node.name] = len(shares) if node.weights in ("reads", "updates") else 0
+        if node.weights in ("reads", "updates"):
+            self.ranks_left[node.name, task.uids] = len(shares)
         for worker, uids in zip(workers, shares, strict=False):
             attempt = 1 + max(self.failed_attempts.get((node.name, uid), 0) for uid in uids)
             call = Call(
                 node.name, task.step, uids, attempt, self.versions.get(node.model or "", 0), self.block_groups(node)
             )
-            self.start(self.run(worker, call), [worker])
+            self.start(self.run(worker, call, [part.ref for part in parts]), node, [worker])
 
     def place(self, node: BoundNode) -> list[str]:
         """The workers that a task goes to, none if they are busy: all ranks for a node with a model, else any one.
@@ -142,13 +144,18 @@ class Loop:
             return None
         return max(1, -(-self.plan.document.batch.prompts // BLOCKS_PER_STEP))
 
-    def start(self, work: Coroutine[Any, Any, None], workers: Sequence[str]) -> None:
+    def start(self, work: Coroutine[Any, Any, None], node: BoundNode, workers: Sequence[str]) -> None:
         """Let work run beside the loop; its workers are busy until it ends, its error becomes an arrival."""
         self.load.update(workers)
+        limit = None if node.scores_rows else node.spec.timeout  # rows that are scored alone have it each
 
         async def guarded() -> None:
             try:
-                await work
+                async with asyncio.timeout(limit):
+                    await work
+            except TimeoutError:
+                late = RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=", ".join(workers))
+                self.arrivals.put_nowait(late)
             except Exception as error:
                 self.arrivals.put_nowait(error)
 
@@ -156,21 +163,13 @@ class Loop:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def run(self, worker: str, call: Call) -> None:
+    async def run(self, worker: str, call: Call, refs: Sequence[Any]) -> None:
         """One call of a node on one worker; its blocks arrive one by one."""
-        node = self.plan.graph.nodes[call.node]
-        fields = [field for fields in node.reads.values() for field in fields]
-        refs = [part.ref for part in self.store.find(fields, call.uids)]
-        outputs = self.plan.outputs[call.node]
-        limit = None if node.on_error == "unscored" else node.spec.timeout
-        try:
-            async with asyncio.timeout(limit):
-                async for receipt, returned in self.cluster.call(worker, call, refs, len(outputs)):
-                    if receipt.last:
-                        self.load[worker] -= 1
-                    self.arrivals.put_nowait(Arrival(call.node, receipt, returned))
-        except TimeoutError:
-            raise RunError(f"no end within its timeout of {limit:g} s", node=call.node, worker=worker) from None
+        num_outputs = len(self.plan.outputs[call.node])
+        async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
+            if receipt.last:
+                self.load[worker] -= 1
+            self.arrivals.put_nowait(Arrival(call.node, receipt, returned))
 
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str]) -> None:
         """Send the trained weights to every engine of the model, as the next version."""
@@ -213,8 +212,9 @@ class Loop:
             return
         for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
             self.store.add(ref, fields, receipt.rows)
-        if self.ranks_left.get(node.name, 0) > 1:
-            self.ranks_left[node.name] -= 1
+        ranks_left = self.ranks_left.pop((node.name, receipt.settled), 1) - 1
+        if ranks_left:
+            self.ranks_left[node.name, receipt.settled] = ranks_left
         else:
             progress.settle(node.name, receipt.settled)
 
@@ -233,7 +233,6 @@ class Loop:
             self.failed_attempts |= {(node.name, uid): receipt.attempt for uid in receipt.settled}
             progress.retry(node.name, receipt.settled)
             return
-        self.record()
         worst = receipt.failures[-1]
         rows = worst.rows or receipt.settled
         raise RunError(worst.error, node=node.name, worker=receipt.worker, rows=rows, details=worst.traceback)

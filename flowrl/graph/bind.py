@@ -6,7 +6,7 @@ A node that cannot be bound is left out, or kept with its class alone, so that t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.errors import Problem, nearest
@@ -15,7 +15,8 @@ from flowrl.node import ENGINE_KEYS, Node, Weights
 from flowrl.registry import BrokenNode, NodeRef, UnknownNode, find
 from flowrl.spec.document import Document, NodeSpec, homes
 from flowrl.spec.read import Reading
-from flowrl.spec.validate import validate
+from flowrl.spec.tree import Path_
+from flowrl.spec.validate import repair
 
 _WHERE = "./FILE.py:CLASS starts from the folder of this YAML file, pkg.module:CLASS from where flowrl is started"
 CPU_POOL = "cpu"
@@ -53,6 +54,11 @@ class BoundNode:
         return self.cls.weights
 
     @property
+    def scores_rows(self) -> bool:
+        """Whether each row runs alone, in a process that can be killed."""
+        return self.cls.scores_rows() and self.on_error in ("unscored", "drop")
+
+    @property
     def on_error(self) -> str:
         """What a failed sample does: as asked for, or by the kind of node."""
         if self.spec.on_error is not None:
@@ -74,6 +80,8 @@ class Bound:
     problems: tuple[Problem, ...]
     unresolved: frozenset[str]
     """Names of nodes whose outputs nobody can know."""
+    broken: frozenset[Path_]
+    """Paths of the document that were refused, those of the nodes' parameters included."""
 
 
 def bind(document: Document, reading: Reading, folder: Path) -> Bound:
@@ -92,12 +100,13 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         except BrokenNode as error:
             problems.append(Problem("FR014", place, f"nodes.{name}: {error}"))
             continue
-        node, wrong = validate(cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes())
+        node, wrong, more = repair(cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes())
+        reading = replace(reading, broken=reading.broken | more)
         problems += wrong
         bound, wrong = _connect(name, spec, ref, cls, node, reading)
         problems += [*wrong, *_references(bound, document, reading), *_failure_policy(bound, reading)]
         nodes[name] = bound
-    return Bound(nodes, tuple(problems), frozenset(declared(reading, "nodes") - set(nodes)))
+    return Bound(nodes, tuple(problems), frozenset(declared(reading, "nodes") - set(nodes)), reading.broken)
 
 
 def declared(reading: Reading, section: str) -> set[str]:

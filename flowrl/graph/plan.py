@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def find_problems(reading: Reading, folder: Path) -> tuple[tuple[Problem, ...], 
     data_is_broken = any(p.code == "FR018" for p in reading.problems) or reading.is_broken(("data", "train"))
     columns = {} if data_is_broken else train.columns()
     graph = build(bound.nodes, columns)
-    subject = Subject(document, reading, bound, graph, columns, not data_is_broken)
+    subject = Subject(document, replace(reading, broken=bound.broken), bound, graph, columns, not data_is_broken)
     problems = check(subject)
     if any(problem.severity == "error" for problem in problems):
         return problems, None

@@ -26,7 +26,7 @@ class Event:
     worker: str
     """`pool/rank`."""
     version: int
-    """Version of the weights used, or of those written by an update."""
+    """Version of the weights used; of a sync, the one that it has sent."""
     rows: tuple[str, ...]
     start: float
     """Seconds since the epoch."""

@@ -168,7 +168,7 @@ TrackingSpec = Annotated[MlflowTracking | NoTracking, Field(discriminator="type"
 
 
 def _as_list(value: Any) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, (str, int, float)):
         raise ValueError(f"write {{type: {value}}}, for a tracker takes settings of its own")
     return [value] if isinstance(value, (Mapping, Settings)) else value
 

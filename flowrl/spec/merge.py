@@ -82,7 +82,12 @@ class _Base(NamedTuple):
 def _base_file(tree: Tree, visited: set[Path], seen: list[str]) -> _Base | Problem:
     place = tree.span.place(("extends",))
     if not isinstance(tree.value, str):
-        return Problem(codes.BAD_EXTENDS, place, f"extends must be the name of one file, not {write(tree.value)}")
+        return Problem(
+            codes.BAD_EXTENDS,
+            place,
+            f"extends must be the name of one file, not {write(tree.value)}",
+            "extends: FILE.yaml",
+        )
     path = tree.span.source.folder / tree.value
     shown = str(Path(tree.span.source.file).parent / tree.value)
     try:

@@ -195,12 +195,12 @@ def _real_path(error: ErrorDetails, data: Any) -> Path_:
     """The location without the labels of union members, which are no keys of the data."""
     path: list[str | int] = []
     last = len(error["loc"]) - 1
-    for number, part in enumerate(error["loc"]):
+    for position, part in enumerate(error["loc"]):
         if isinstance(data, dict) and part in data:
             data = data[str(part)]
         elif isinstance(data, (list, tuple)) and isinstance(part, int) and part < len(data):
             data = data[part]
-        elif not (number == last and error["type"] == "missing"):
+        elif not (position == last and error["type"] == "missing"):
             continue
         path.append(part)
     if error["type"] in ("union_tag_not_found", "union_tag_invalid"):

@@ -41,20 +41,21 @@ def test_a_right_pipeline_has_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "fact"),
+    ("use", "fact", "fix"),
     [
         (
             "reward.exact_mach",
             "nodes.judge: no library node is called 'reward.exact_mach'; did you mean 'reward.exact_match'?",
+            "`flowrl nodes` lists the library",
         ),
-        ("stub_nodes:Juge", "nodes.judge: 'stub_nodes' has no class 'Juge'; did you mean 'Judge'?"),
-        ("no_such:Judge", "nodes.judge: no module named 'no_such'"),
+        ("stub_nodes:Juge", "nodes.judge: 'stub_nodes' has no class 'Juge'; did you mean 'Judge'?", "./FILE.py:CLASS"),
+        ("no_such:Judge", "nodes.judge: no module named 'no_such'", "./FILE.py:CLASS"),
     ],
 )
-def test_fr009_unknown_node(use: str, fact: str) -> None:
+def test_fr009_unknown_node(use: str, fact: str, fix: str) -> None:
     problem = only({**GOOD, "judge": {"use": use}})
     assert (problem.code, problem.fact, problem.place.path) == ("FR009", fact, "nodes.judge.use")
-    assert problem.fix == "`flowrl nodes` lists the library"
+    assert problem.fix.startswith(fix)
 
 
 def test_fr010_unknown_model() -> None:
@@ -67,6 +68,24 @@ def test_fr012_unknown_pool() -> None:
     problem = only({**GOOD, "old": {**OLD, "pool": "gpus"}})
     assert (problem.code, problem.fix) == ("FR012", "did you mean 'gpu'?")
     assert problem.fact == "nodes.old runs on pool 'gpus', which is not under pools:"
+
+
+@pytest.mark.parametrize("section", ["models", "pools"])
+def test_a_section_of_the_wrong_kind_is_one_problem(section: str) -> None:
+    problem = only(GOOD, **{section: 3})
+    assert (problem.code, problem.place.path) == ("FR006", section)
+
+
+def test_without_a_section_its_first_entry_is_the_fix() -> None:
+    assert {p.fix for p in errors(GOOD, models={}) if p.code == "FR010"} == {"models: {policy: {path: ...}}"}
+    assert {p.fix for p in errors(GOOD, pools={}) if p.code == "FR012"} == {"pools: {gpu: {workers: 1}}"}
+
+
+@pytest.mark.parametrize("key", ["pool", "model"])
+def test_a_misspelt_engine_key_is_one_problem(key: str) -> None:
+    misspelt = {name if name != key else name + "s": value for name, value in OLD.items()}
+    problem = only({**GOOD, "old": misspelt})
+    assert (problem.code, problem.fix) == ("FR005", f"did you mean '{key}'?")
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,12 @@ def test_a_rule_over_several_values_is_told_once_and_not_after_a_drop() -> None:
     params, problems = check({"needed": 1, "low": 6})
     assert params is None
     assert [(p.code, p.place.path) for p in problems] == [("FR007", "nodes.n")]
+    _, problems = check({"needed": 1, "low": 6, "strange": 9})
+    assert sorted(p.place.path for p in problems) == ["nodes.n", "nodes.n.strange"], "unknown keys hide nothing"
     _, problems = check({"needed": 1, "low": 6, "hgih": 9})
-    assert sorted(p.place.path for p in problems) == ["nodes.n", "nodes.n.hgih"], "unknown keys hide nothing"
+    assert [p.place.path for p in problems] == ["nodes.n.hgih"], "unless one stands for the key that is missing"
+    _, problems = check({"neeeded": 1})
+    assert [(p.code, p.place.path) for p in problems] == [("FR005", "nodes.n.neeeded")]
     _, problems = check({"needed": 1, "low": 6, "high": "9"})
     assert [p.place.path for p in problems] == ["nodes.n.high"], (
         "low is above the default of high only for want of high"
