@@ -94,7 +94,7 @@ def run_recorded(
         raise KeyboardInterrupt from None
     except BaseException as error:
         if isinstance(error, RunError) and error.details:
-            recorder.note(error.details, "error")
+            recorder.note(error.details, "traceback")
         recorder.close("failed", [str(error)])
         raise
     else:

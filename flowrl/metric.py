@@ -94,7 +94,11 @@ def replay(reported: Report) -> None:
 def failure_of(rows: Iterable[str], error: BaseException) -> Failure:
     """The failure that an exception means for these rows."""
     text = "".join(traceback.format_exception(error))
-    return Failure(tuple(rows), f"{type(error).__name__}: {error}", text)
+    try:
+        said = str(error)
+    except Exception as worse:
+        said = f"its message cannot be shown ({type(worse).__name__})"
+    return Failure(tuple(rows), f"{type(error).__name__}: {said}", text)
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -29,12 +29,19 @@ from flowrl.model import ModelSpec, Settings
 from flowrl.ports import read_ports, write_ports
 
 ENGINE_KEYS = frozenset({"use", "model", "pool", "reads", "writes", "every", "gate", "tags", "on_error", "timeout"})
-SETTINGS = ("scope", "weights", "cardinality", "pure", "device")
 
 Scope = Literal["sample", "group", "batch", "step"]
 Weights = Literal["reads", "updates", "syncs", "generates"]
 Cardinality = Literal["keeps", "filters", "expands"]
 Device = Literal["cpu", "accelerator"]
+_ALLOWED: Mapping[str, tuple[object, ...]] = {
+    "scope": get_args(Scope),
+    "weights": (*get_args(Weights), None),
+    "cardinality": get_args(Cardinality),
+    "pure": (False, True),
+    "device": get_args(Device),
+}
+"""The class attributes that say what kind of node it is, with the values that they take."""
 
 
 @dataclass
@@ -87,18 +94,21 @@ class Node(Settings):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         hints = inspect.get_annotations(cls)
-        for name in SETTINGS:
+        for name, allowed in _ALLOWED.items():
             if "ClassVar" not in str(hints.get(name, "ClassVar")):
                 raise NodeDefinitionError(
                     f"{cls.__name__}: '{name}' is a class attribute, not a parameter; write `{name} = ...` without a "
                     f"hint, or `{name}: ClassVar[...] = ...`"
                 )
+            if getattr(cls, name) not in allowed:
+                listed = ", ".join(map(repr, allowed))
+                raise NodeDefinitionError(f"{cls.__name__}: {name} must be one of {listed}, not {getattr(cls, name)!r}")
+        _check_parameters(cls, [name for name, hint in hints.items() if "ClassVar" not in str(hint)])
         super().__init_subclass__(**kwargs)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        _check_parameters(cls)
         if "run" in cls.__dict__:
             cls.input_ports = read_ports(cls)
         if "Out" in cls.__dict__:
@@ -155,8 +165,9 @@ class Node(Settings):
 _RESERVED = frozenset(dir(BaseModel)) | frozenset(dir(Node)) | ENGINE_KEYS
 
 
-def _check_parameters(cls: type[Node]) -> None:
-    for name in cls.model_fields:
+def _check_parameters(cls: type[Node], names: Iterable[str]) -> None:
+    for name in names:
         if name in _RESERVED or name.startswith("model_"):
             what = "an engine key" if name in ENGINE_KEYS else "an attribute of every node"
+            what = "a name in model_, which Pydantic reserves" if name.startswith("model_") else what
             raise NodeDefinitionError(f"{cls.__name__}: parameter '{name}' is {what}; give it another name")

@@ -48,7 +48,10 @@ def read_ports(cls: type[Any]) -> dict[str, Port]:
     run = cls.__dict__["run"]
     hints = _hints(run, cls)
     ports: dict[str, Port] = {}
-    for parameter in list(inspect.signature(run).parameters.values())[1:]:
+    parameters = list(inspect.signature(run).parameters.values())
+    if not parameters or parameters[0].name in hints or inspect.iscoroutinefunction(run):
+        raise NodeDefinitionError(f"{cls.__name__}.run must be a plain method: `def run(self, ...)`")
+    for parameter in parameters[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise NodeDefinitionError(f"{cls.__name__}.run: '*{parameter.name}' hides what is read; name every field")
         if parameter.name not in hints:

@@ -116,6 +116,11 @@ def library_names() -> list[str]:
     return sorted(ours + [entry.name for entry in importlib.metadata.entry_points(group=LIBRARY)])
 
 
+def shipped_models() -> list[str]:
+    """Names of the models that come with flowrl."""
+    return sorted(path.name for path in (Path(__file__).parent / "nodes" / "assets").glob("*/"))
+
+
 def _library(use: str) -> NodeRef:
     family, dot, stem = use.partition(".")
     path = Path(__file__).parent / "nodes" / family / f"{stem}.py"

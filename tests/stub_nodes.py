@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -148,6 +149,13 @@ class Sync(Node):
         assert weights == 7
 
 
+class Mute(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        return str(1 / 0)
+
+
 class Judge(Node):
     """A score for each response, with a row that goes wrong in the asked way."""
 
@@ -186,6 +194,12 @@ class Judge(Node):
             os._exit(1)
         if self.how == "exit":
             raise SystemExit(3)
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
+        if self.how == "cancel":
+            raise asyncio.CancelledError
+        if self.how == "mute":
+            raise Mute
         return None if self.how == "none" else "1.5"
 
 

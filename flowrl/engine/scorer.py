@@ -162,7 +162,10 @@ def score_rows(
                 out = node.run(**arguments(reads, node, single))  # type: ignore[attr-defined]
                 ports = zip(out, node.output_ports.values(), strict=True)
                 values.append(tuple(_only_value(column, port.type.dtype) for column, port in ports))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                # In a process of its own even an interruption is the row's: judges that await others are cancelled.
+                if isinstance(error, KeyboardInterrupt) and started is None:
+                    raise
                 report.failures.append(failure_of([name], error))
                 values.append(None)
     return values, report

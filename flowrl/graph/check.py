@@ -6,6 +6,7 @@ checks (FR001 to FR018) are in `flowrl.spec`, those of single nodes in `flowrl.g
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.check_sizes import batch_arithmetic, model_nodes_need_a_pool, pool_shares, readers_with_their_update
 from flowrl.graph.subject import Check, Subject
+from flowrl.registry import shipped_models
 
 
 def missing_writer(subject: Subject) -> Iterator[Problem]:
@@ -100,7 +102,12 @@ def settings_against_fields(subject: Subject) -> Iterator[Problem]:
 
 def model_folder(subject: Subject) -> Iterator[Problem]:
     """FR010: a model that is named as a folder must be there; other names may be shipped ones or hub ids."""
+    shipped = shipped_models()
     for name, model in subject.document.models.items():
+        if model.path not in shipped and difflib.get_close_matches(model.path, shipped, n=1, cutoff=0.85):
+            yield Problem("FR010", subject.place("models", name, "path"),
+                          f"models.{name}: no shipped model is called '{model.path}'",
+                          nearest(model.path, shipped))  # fmt: skip
         if Path(model.path).is_absolute() and not Path(model.path).is_dir():
             yield Problem("FR010", subject.place("models", name, "path"),
                           f"models.{name}: there is no folder '{model.path}'",

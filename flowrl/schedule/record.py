@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from flowrl.metric import Failure
 
-Level = Literal["info", "warning", "error"]
+Level = Literal["info", "warning", "error", "traceback"]
 Status = Literal["finished", "failed", "interrupted"]
 
 

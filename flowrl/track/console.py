@@ -43,6 +43,10 @@ TABLE_ROWS: tuple[tuple[str, str, Format], ...] = (
 )
 
 
+STYLES: dict[Level, str] = {"info": "", "warning": "yellow", "error": "bold red", "traceback": "dim"}
+TRACEBACK_LINES = 6
+
+
 class ConsoleRecorder:
     """Shows a run on `stream`, or on standard output."""
 
@@ -104,13 +108,15 @@ class ConsoleRecorder:
 
     def note(self, text: str, level: Level = "info") -> None:
         """Shown at once; the same text again is only counted, and the count shown at the end."""
-        shown = text if level == "info" else f"{level}: {text}"
+        if level == "traceback":  # its end says where; the rest is in log.txt
+            text = "\n".join(text.rstrip().splitlines()[-TRACEBACK_LINES:])
+        shown = text if level in ("info", "traceback") else f"{level}: {text}"
         self._notes[shown] += 1
         if self._notes[shown] == 1:
-            self._print(shown, {"info": "", "warning": "yellow", "error": "bold red"}[level])
+            self._print(shown, STYLES[level])
 
     def close(self, status: Status, errors: Sequence[str] = ()) -> None:
-        """The final table, what went wrong how often, and where everything lies."""
+        """The final table, what went wrong how often, and where everything lies; errors are for the caller to show."""
         self._progress.stop()
         if self._recent:
             self._console.print(self._table())
@@ -122,8 +128,6 @@ class ConsoleRecorder:
             self._print(f"rows failed: {self._failed.total()} ({by_node}); log.txt names each", "yellow")
         if self._num_unscored:
             self._print(f"rows unscored: {self._num_unscored:.0f}", "yellow")
-        for error in errors:
-            self._print(f"error: {error}", "bold red")
         steps, startup = _clock(self._last - self._ready), _clock(self._ready - self._started)
         self._print(f"{self._name} {status}: {self._num_done} steps in {steps} after {startup} of start-up", "bold")
         self._print(f"run folder: {self._folder}")

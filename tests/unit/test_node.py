@@ -161,7 +161,6 @@ def test_a_class_attribute_annotated_as_a_field_is_refused(make: Make, name: str
             """)
 
 
-@pytest.mark.filterwarnings("ignore:Field name")
 @pytest.mark.parametrize("name", ["pool", "reads", "every", "timeout", "copy", "max_staleness", "setup", "model_name"])
 def test_a_parameter_with_a_reserved_name_is_refused(make: Make, name: str) -> None:
     with pytest.raises(NodeDefinitionError, match=f"N: parameter '{name}' is an? .*give it another name"):
@@ -175,6 +174,11 @@ def test_a_parameter_with_a_reserved_name_is_refused(make: Make, name: str) -> N
     ("body", "message"),
     [
         ("def run(self, x): ...", "'x' has no type hint"),
+        ("def run(x: Sample[float]): ...", "N.run must be a plain method"),
+        ("def run(): ...", "N.run must be a plain method"),
+        ("async def run(self, x: Sample[float]): ...", "N.run must be a plain method"),
+        ("scope = 'groups'", "N: scope must be one of 'sample', 'group', 'batch', 'step', not 'groups'"),
+        ("weights = 'read'", "N: weights must be one of 'reads', 'updates', 'syncs', 'generates', None, not 'read'"),
         ("def run(self, *x: Sample[float]): ...", r"'\*x' hides what is read"),
         ("def run(self, **x: Sample[float]): ...", r"'\*x' hides what is read"),
         ("def run(self, x: int): ...", "'x' needs a field type such as"),

@@ -21,7 +21,6 @@ from flowrl.engine.setup import worker_setups
 from flowrl.errors import RunError
 from flowrl.track.history import History
 
-
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 
 

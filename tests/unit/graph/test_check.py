@@ -393,3 +393,9 @@ def test_five_mistakes_are_five_errors_at_their_lines(tmp_path: Path) -> None:
         line = text.splitlines()[problem.place.line - 1]
         assert problem.place.text == line
         assert problem.place.column >= 1
+
+
+def test_a_model_that_is_nearly_called_like_a_shipped_one_is_refused() -> None:
+    default = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
+    problem, _ = load(default, ["params.base=arith-tinny"]).check()
+    assert (problem.code, problem.fix) == ("FR010", "did you mean 'arith-tiny'?")
