@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flowrl.batch import Batch, Json, Prompt, PromptToken, Sample, Step, Token
     from flowrl.errors import PipelineError, Problem, RunError
     from flowrl.fields import FieldType
-    from flowrl.metric import failure, metric
+    from flowrl.metrics import failure, metric
     from flowrl.node import Context, Node
     from flowrl.pipeline import Pipeline, load
     from flowrl.rows import Jagged, Rows
@@ -24,7 +24,7 @@ _HOME = {
     "flowrl.batch": ("Batch", "Json", "Prompt", "PromptToken", "Sample", "Step", "Token"),
     "flowrl.errors": ("PipelineError", "Problem", "RunError"),
     "flowrl.fields": ("FieldType",),
-    "flowrl.metric": ("failure", "metric"),
+    "flowrl.metrics": ("failure", "metric"),
     "flowrl.node": ("Context", "Node"),
     "flowrl.pipeline": ("Pipeline", "load"),
     "flowrl.rows": ("Jagged", "Rows"),

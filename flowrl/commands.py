@@ -22,6 +22,9 @@ def run_pipeline(file: Path, sets: Sequence[str], *, dry_run: bool, local: bool,
     """`flowrl run`."""
     if dry_run:
         return show_plan(file, sets)
+    if local and address is not None:
+        say("error: --local runs in this process and joins no cluster; give one of --local and --address")
+        return WRONG
     try:
         load(file, sets).run(local=local, address=address)
     except PipelineError as error:
@@ -67,8 +70,10 @@ def show_pipeline(file: Path, sets: Sequence[str], view: str) -> int:
     pipeline = load(file, sets)
     try:
         if view == "resolved":
-            print(pipeline.resolved(), end="")
-            return report(problem for problem in pipeline.reading.problems)
+            code = report(pipeline.reading.problems)
+            if code == FINE:
+                print(pipeline.resolved(), end="")
+            return code
         plan = pipeline.plan()
     except PipelineError as error:
         return report(error.problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History
 
 LOCAL_NOTE = (
-    "--local: one worker a pool, nodes one at a time in this process; nothing overlaps, and a row that never returns "
-    "cannot be ended"
+    "--local: one worker a pool, on the CPU, nodes one at a time in this process; nothing overlaps, and a row that "
+    "never returns cannot be ended"
 )
 
 
@@ -90,6 +91,7 @@ def run_recorded(
         cluster.start(workers)
         asyncio.run(Loop(plan, workers, cluster, prompts, recorder).train())
     except (KeyboardInterrupt, asyncio.CancelledError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
         recorder.close("interrupted")
         raise KeyboardInterrupt from None
     except BaseException as error:

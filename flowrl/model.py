@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
@@ -15,12 +15,15 @@ class Settings(BaseModel):
     )
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSpec(Settings):
     """AdamW and the limit on the gradient norm."""
 
     lr: float = Field(1.0e-6, gt=0)
     """Learning rate."""
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False)
     """Decay of the running means of the gradient and of its square."""
     eps: float = Field(1.0e-8, gt=0)
     """Added to the denominator of the update."""
@@ -41,3 +44,10 @@ class ModelSpec(Settings):
     """Type of the weights in memory."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Used when the model is trainable."""
+
+    @model_validator(mode="after")
+    def _trains_in_a_wide_type(self) -> Self:
+        if self.trainable and self.dtype != "float32":
+            # A step of 1e-6 rounds away in bfloat16, and AdamW's eps of 1e-8 is 0 in float16.
+            raise ValueError(f"{self.dtype} is too narrow to train in; write dtype: float32")
+        return self

@@ -40,6 +40,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "cardinality": get_args(Cardinality),
     "pure": (False, True),
     "device": get_args(Device),
+    "compares_samples": (False, True),
 }
 """The class attributes that say what kind of node it is, with the values that they take."""
 
@@ -87,6 +88,8 @@ class Node(Settings):
     """May run again after a failure."""
     device: ClassVar[Device] = "cpu"
     """Which pools are allowed."""
+    compares_samples: ClassVar[bool] = False
+    """Compares a sample with the others of its group, so that a group of one carries no signal."""
     input_ports: ClassVar[Mapping[str, Port]] = {}
     """Ports of `run`; filled in by the class definition."""
     output_ports: ClassVar[Mapping[str, Port]] = {}
@@ -141,6 +144,10 @@ class Node(Settings):
 
     def setup(self, context: Context) -> None:
         """Load what `run` needs; called once per worker. Keep it in attributes that start with `_`."""
+
+    def changed(self) -> bool:
+        """Of an update: whether its last call changed any weight; if not, there is nothing to sync."""
+        return True
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on from here."""

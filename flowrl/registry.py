@@ -14,10 +14,10 @@ import importlib.metadata
 import importlib.util
 import linecache
 import sys
+import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic.errors import PydanticUndefinedAnnotation
 
@@ -61,7 +61,10 @@ class NodeRef:
         except NodeDefinitionError as error:
             raise BrokenNode(str(error)) from error
         except (Exception, SystemExit) as error:
-            raise BrokenNode(f"importing {self.file or self.module} failed: {type(error).__name__}: {error}") from error
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((f", line {frame.lineno}," for frame in reversed(frames) if frame.filename == self.file), "")
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise BrokenNode(f"importing {self.file or self.module}{line} failed: {said}") from error
         found = getattr(module, self.name, None)
         if found is None:
             classes = [
@@ -142,15 +145,3 @@ def _from_file(use: str, path: Path, shown: str, name: str) -> NodeRef:
     full = str(path.resolve())
     digest = hashlib.sha256(f"{full}\n{source}".encode()).hexdigest()[:12]
     return NodeRef(use, f"flowrl_file_{path.stem}_{digest}", name, full, source)
-
-
-def describe(cls: type[Node]) -> dict[str, Any]:
-    """Parameters, reads and writes of a node class, for catalogues."""
-    return {
-        "doc": cls.__doc__ or "",
-        "parameters": cls.model_json_schema().get("properties", {}),
-        "reads": {name: str(port) for name, port in cls.input_ports.items()},
-        "writes": {name: str(port) for name, port in cls.output_ports.items()},
-        "scope": cls.scope,
-        "weights": cls.weights,
-    }

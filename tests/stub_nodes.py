@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 
 from flowrl.batch import Prompt, Sample, Step, Token
 from flowrl.engine.call import NodeSetup
-from flowrl.metric import metric
+from flowrl.metrics import failure, metric
 from flowrl.node import Context, Node
 from flowrl.registry import NodeRef
 from flowrl.rows import Rows
@@ -86,6 +86,8 @@ class Rollout(Node):
 
     fail_at: int | None = None
     """Position of the group at which it breaks off."""
+    lost: str = ""
+    """The session that fails."""
 
     class Out(NamedTuple):
         rows: Rows
@@ -96,7 +98,11 @@ class Rollout(Node):
         for group, (uid, size) in enumerate(zip(prompt.rows.uids, prompt.rows.planned.tolist(), strict=True)):
             if group == self.fail_at:
                 raise RuntimeError("the engine is gone")
-            rows = Rows([uid], [0] * size, range(size))
+            sessions = [session for session in range(size) if f"{uid}_{session}_0" != self.lost]
+            if len(sessions) < size:
+                failure([self.lost], RuntimeError("the session is lost"))
+            size = len(sessions)
+            rows = Rows([uid], [0] * size, sessions)
             metric("rollout/tokens", 2 * size, reduce="sum")
             yield self.Out(rows, Token.of(rows, [[True, True]] * size), Sample(rows, [f"{uid}!"] * size))
 

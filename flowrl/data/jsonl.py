@@ -96,7 +96,10 @@ class Jsonl(DataSet):
         bad = ((line, line.fault or _misfit(line.row, declared)) for line in lines)
         first = list(itertools.islice(((line, fault) for line, fault in bad if fault), NUM_REPORTED))
         places = [Place(self.path, line.number, 1, max(len(line.text), 1), line.text[:160]) for line, _ in first]
-        return [Problem(BAD_DATA, place, f"bad line: {fault}") for place, (_, fault) in zip(places, first, strict=True)]
+        fix = "one JSON object a line, with the same columns in all of them"
+        return [
+            Problem(BAD_DATA, place, f"bad line: {fault}", fix) for place, (_, fault) in zip(places, first, strict=True)
+        ]
 
 
 def _parse(number: int, raw: bytes) -> _Line:
@@ -146,6 +149,8 @@ def _misfit(row: Row, declared: dict[str, Dtype]) -> str:
     """What is wrong with a row, or nothing."""
     for name, dtype in declared.items():
         value = row.get(name)
+        if dtype == "str" and isinstance(value, str) and _HALF_CHARACTER.search(value):
+            return f"'{name}' is {_shown(value)}, which holds half of a character"
         if dtype == "json" or (value is None and dtype == "float"):
             continue
         if name not in row:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.metric import Failure, Metric
+from flowrl.metrics import Failure, Metric
 from flowrl.model import ModelSpec
 from flowrl.registry import NodeRef
 from flowrl.rows import Rows
@@ -58,7 +58,6 @@ class Call:
     step: int
     uids: tuple[str, ...]
     attempt: int = 1
-    version: int = 0
     block_groups: int | None = None
     """A stream sends a block when so many groups have settled; None sends everything at the end."""
 
@@ -82,5 +81,7 @@ class Receipt:
     failed: bool = False
     """The call as a whole went wrong; the last failure says how."""
     last: bool = True
+    changed: bool = True
+    """Of an update: whether it changed the weights."""
     fields: tuple[tuple[str, ...], ...] = field(default=())
     """Fields of each returned object."""

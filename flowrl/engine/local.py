@@ -6,12 +6,14 @@ What it cannot do: overlap nodes, use several workers in a pool, or kill a row t
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.engine.call import Call, Receipt, WorkerSetup
 from flowrl.engine.worker import Worker
+from flowrl.errors import RunError
 
 
 class LocalCluster:
@@ -25,7 +27,11 @@ class LocalCluster:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in a worker of its own
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
-            self.workers[setup.name].load()
+            try:
+                self.workers[setup.name].load()
+            except Exception as error:
+                details = "".join(traceback.format_exception(error))
+                raise RunError(f"a node could not be set up: {error}", worker=setup.name, details=details) from error
 
     def put(self, batch: Batch) -> Batch:
         """The batch itself."""

@@ -32,7 +32,6 @@ from flowrl.schedule.sync import Sync
 LATE_SECONDS = 60.0
 """After so long without any news the log says who is late."""
 MAX_ATTEMPTS = 3
-BLOCKS_PER_STEP = 8
 MAX_QUEUED = 2
 """Calls of a worker that run or wait: the next one starts without the driver in between."""
 
@@ -57,6 +56,7 @@ class Loop:
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
         self.store = Store()
         self.load = Counter[str]()
+        self.changed: set[str] = set()
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
@@ -95,7 +95,7 @@ class Loop:
         if columns:
             batch = Batch(rows, columns, {f.name: f.type for f in fields})
             self.store.add(self.cluster.put(batch), columns, rows)
-        return Progress(self.plan.graph, step, rows.uids)
+        return Progress(self.plan.graph, step, rows.uids, self.plan.canonical_groups)
 
     def submit(self, task: Task, progress: Progress) -> None:
         """Start a task on free workers of its pool; without a free one it stays ready."""
@@ -112,37 +112,40 @@ class Loop:
         if node.weights == "updates" and not any(len(part.rows) for part in parts):
             raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
         shares = [task.uids] * len(workers)
-        if node.weights == "generates":
+        if node.weights in (None, "generates"):
             shares = [task.uids[rank :: len(workers)] for rank in range(len(workers))]
         shares = [share for share in shares if share]
         if node.weights in ("reads", "updates"):
             self.ranks_left[node.name, task.uids] = len(shares)
         for worker, uids in zip(workers, shares, strict=False):
             attempt = 1 + max(self.failed_attempts.get((node.name, uid), 0) for uid in uids)
-            call = Call(
-                node.name, task.step, uids, attempt, self.versions.get(node.model or "", 0), self.block_groups(node)
-            )
-            self.start(self.run(worker, call, [part.ref for part in parts]), node, [worker])
+            call = Call(node.name, task.step, uids, attempt, self.block_groups(node))
+            # Nothing queues behind a stream: what it would start on depends on the clock.
+            load = MAX_QUEUED if call.block_groups is not None else 1
+            self.start(self.run(worker, call, [part.ref for part in parts], load), node, [worker] * load)
 
     def place(self, node: BoundNode) -> list[str]:
-        """The workers that a task goes to, none if they are busy: all ranks for a node with a model, else any one.
+        """The workers that a task goes to, none if they are busy.
 
-        A node that computes on all ranks may queue behind another one; all ranks see the same order.
+        All ranks for a node with a model, all free ones for rows that are scored alone, else any one. A node that
+        computes on all ranks may queue behind another such node; all ranks see the same order.
         """
         pools = [self.plan.pool_of(node)]
         if node.weights == "syncs":
             pools = sorted({*pools, *self.plan.engine_pools(node.model)})
         names = [worker for pool in pools for worker in self.workers[pool]]
         if node.weights is None:
-            return [name for name in names if not self.load[name]][:1]
-        limit = MAX_QUEUED if node.weights in ("reads", "updates") else 1
+            free = [name for name in names if not self.load[name]]
+            return free if node.scores_rows else free[:1]
+        # A call with a timeout must not spend it waiting.
+        limit = MAX_QUEUED if node.weights in ("reads", "updates") and node.spec.timeout is None else 1
         return names if all(self.load[name] < limit for name in names) else []
 
     def block_groups(self, node: BoundNode) -> int | None:
         """A stream of finished groups, for nodes that make trajectories; None is one block at the end."""
         if node.cls.cardinality != "expands":
             return None
-        return max(1, -(-self.plan.document.batch.prompts // BLOCKS_PER_STEP))
+        return self.plan.groups_per_block
 
     def start(self, work: Coroutine[Any, Any, None], node: BoundNode, workers: Sequence[str]) -> None:
         """Let work run beside the loop; its workers are busy until it ends, its error becomes an arrival."""
@@ -154,7 +157,11 @@ class Loop:
                 async with asyncio.timeout(limit):
                     await work
             except TimeoutError:
-                late = RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=", ".join(workers))
+                late = RunError(
+                    f"no end within its timeout of {limit:g} s",
+                    node=node.name,
+                    worker=", ".join(dict.fromkeys(workers)),
+                )
                 self.arrivals.put_nowait(late)
             except Exception as error:
                 self.arrivals.put_nowait(error)
@@ -163,23 +170,25 @@ class Loop:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def run(self, worker: str, call: Call, refs: Sequence[Any]) -> None:
+    async def run(self, worker: str, call: Call, refs: Sequence[Any], load: int) -> None:
         """One call of a node on one worker; its blocks arrive one by one."""
         num_outputs = len(self.plan.outputs[call.node])
         async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
             if receipt.last:
-                self.load[worker] -= 1
+                self.load[worker] -= load
             self.arrivals.put_nowait(Arrival(call.node, receipt, returned))
 
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str]) -> None:
-        """Send the trained weights to every engine of the model, as the next version."""
+        """Send the trained weights, if they have changed, to every engine of the model, as the next version."""
         assert node.model is not None, "checked before"
-        start, version = time.time(), self.versions[node.model] + 1
-        senders = self.workers[self.plan.pool_of(node)]
-        engines = [worker for pool in self.plan.engine_pools(node.model) for worker in self.workers[pool]]
-        sent = await asyncio.gather(*(self.cluster.send(worker, node.name) for worker in senders))
-        await asyncio.gather(*(self.cluster.receive(worker, node.name, sent[0], version) for worker in engines))
-        self.versions[node.model] = version
+        start, senders = time.time(), self.workers[self.plan.pool_of(node)]
+        if node.model in self.changed:
+            version = self.versions[node.model] + 1
+            engines = [worker for pool in self.plan.engine_pools(node.model) for worker in self.workers[pool]]
+            sent = await asyncio.gather(*(self.cluster.send(worker, node.name) for worker in senders))
+            await asyncio.gather(*(self.cluster.receive(worker, node.name, sent[0], version) for worker in engines))
+            self.versions[node.model] = version
+            self.changed.remove(node.model)
         self.load.subtract(workers)
         receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, ()))
@@ -191,7 +200,8 @@ class Loop:
             if not self.running and self.arrivals.empty():
                 raise RunError(f"nothing is running and nothing can start; waiting for {dict(progress.waiting())}")
             try:
-                arrival = await asyncio.wait_for(self.arrivals.get(), LATE_SECONDS)
+                async with asyncio.timeout(LATE_SECONDS):  # unlike wait_for, it never swallows a Ctrl-C
+                    arrival = await self.arrivals.get()
             except TimeoutError:
                 late = ", ".join(f"{name} ({num} groups)" for name, num in progress.waiting().items())
                 self.recorder.note(
@@ -210,6 +220,8 @@ class Loop:
         if receipt.failed:
             self.retry_or_raise(node, receipt, progress)
             return
+        if node.weights == "updates" and receipt.changed and node.model is not None:
+            self.changed.add(node.model)
         for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
             self.store.add(ref, fields, receipt.rows)
         ranks_left = self.ranks_left.pop((node.name, receipt.settled), 1) - 1
@@ -217,6 +229,10 @@ class Loop:
             self.ranks_left[node.name, receipt.settled] = ranks_left
         else:
             progress.settle(node.name, receipt.settled)
+        if node.scores_rows and progress.is_done(node.name) and self.tally.all_failed(node.name):
+            first = self.tally.failures[node.name][0]
+            raise RunError(f"every row of step {receipt.step} failed, the first with {first.error}", node=node.name,
+                           worker=receipt.worker, rows=first.rows, details=first.traceback)  # fmt: skip
 
     def record(self) -> None:
         """Write down what was collected; left until the workers have been given their next tasks."""

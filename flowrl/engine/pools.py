@@ -27,6 +27,7 @@ from flowrl.graph.pools import Pool
 
 PLACEMENT_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
+LATE_SECONDS = 60.0
 LOOPBACK = "127.0.0.1"
 _ray: Any = ray
 """Ray without its type hints, which cover only a part of what it takes."""
@@ -76,11 +77,6 @@ class RayWorker:
     def close(self) -> None:
         """End child processes."""
         self.worker.close()
-
-    @ray.method(concurrency_group="control")
-    def alive(self) -> int:
-        """Process id; answers while a call is running."""
-        return os.getpid()
 
 
 _Actor = _ray.remote(concurrency_groups={"control": 4})(RayWorker)
@@ -142,9 +138,14 @@ class RayCluster:
         self.stage("loading models")
         environments = self._rendezvous(workers)
         loading = {self.actors[w.name].load.remote(environments[w.name]): w.name for w in workers}
-        for ref, name in loading.items():
+        while loading:
+            done, _ = ray.wait(list(loading), timeout=LATE_SECONDS)
+            if not done:
+                self.stage(f"loading models: still waiting for {', '.join(sorted(loading.values()))}")
+                continue
+            name = loading.pop(done[0])
             try:
-                ray.get(ref)
+                ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
                 raise RunError(f"a node could not be set up: {error.cause or error}", worker=name,
                                details=_plain(error)) from None  # fmt: skip
@@ -238,9 +239,11 @@ def _require_listener(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise RunError(f"'{address}' is no address of a Ray cluster; give host:port of its head, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunError(
             f"no Ray cluster answers at '{address}' ({error}); give host:port of its head, or auto"
         ) from None

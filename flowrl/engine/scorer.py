@@ -24,7 +24,7 @@ from flowrl.encode import plain
 from flowrl.engine.call import NodeSetup
 from flowrl.fields import Dtype
 from flowrl.join import singles, take
-from flowrl.metric import Report, collect, failure, failure_of, replay
+from flowrl.metrics import Report, collect, failure, failure_of, replay
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
 
@@ -205,6 +205,8 @@ def _ready() -> None:
 
 
 def _score_in_child(batch: Batch) -> tuple[Values, Report]:
+    _ready()  # a process that took the place of a killed one may have failed to start
+
     def started(position: int) -> None:
         _child["since"].value = time.time()
         _child["row"].value = position

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from flowrl.engine.call import Receipt
-from flowrl.metric import Metric, merge
+from flowrl.metrics import Failure, Metric, merge
 
 Interval = tuple[float, float]
 
@@ -19,13 +20,25 @@ class Tally:
         self._start = time.time()
         self._metrics: list[Sequence[Metric]] = []
         self._intervals: dict[str, list[Interval]] = {}
-        self._failed = 0
+        self._num_rows = Counter[str]()
+        self.failures: dict[str, list[Failure]] = {}
+        """By node, what went wrong in this step."""
 
     def add(self, receipt: Receipt) -> None:
         """A block has arrived."""
         self._metrics.append(receipt.metrics)
         self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
-        self._failed += sum(max(1, len(failure.rows)) for failure in receipt.failures)
+        self._num_rows[receipt.node] += len(receipt.rows)
+        self.failures.setdefault(receipt.node, []).extend(receipt.failures)
+
+    def num_failed(self, node: str) -> int:
+        """Rows of a node that went wrong; a failure that names none counts as one."""
+        return sum(max(1, len(failure.rows)) for failure in self.failures.get(node, ()))
+
+    def all_failed(self, node: str) -> bool:
+        """Whether a node that scores rows alone could not score a single one."""
+        num_failed = self.num_failed(node)
+        return num_failed > 0 and num_failed >= self._num_rows[node]
 
     def metrics(self) -> dict[str, float]:
         """All metrics of the step; call it when the step has ended.
@@ -33,11 +46,11 @@ class Tally:
         `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, and `time/engine` the
         part of the step in which no node was running at all. Seconds.
         """
-        wall = time.time() - self._start
+        wall, num_failed = time.time() - self._start, sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(self._metrics).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
         values |= {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
-        values |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(self._failed)}
+        values |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
             values["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
         return values

@@ -15,7 +15,7 @@ from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.scorer import Scorer, arguments
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups
-from flowrl.metric import Report, collect, failure_of
+from flowrl.metrics import Report, collect, failure_of
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
 
@@ -64,7 +64,7 @@ class Worker:
         produced = self._produce(spec, call, parts)
         pending, report, last = list[Batch](), Report(), False
         while not last:
-            out, last = self._next(produced, report)
+            out, last = self._next(spec, produced, report)
             pending += [out] if out is not None else []
             settled = [uid for part in pending for uid in part.rows.uids]
             # When nothing is left the end comes at once: wait for it instead of sending an empty block after this one.
@@ -76,7 +76,7 @@ class Worker:
             yield self._block(spec, call, pending, done, (start, num_bytes), report, last)
             pending, report, start, num_bytes = [], Report(), time.time(), 0
 
-    def _next(self, produced: Iterator[Batch], report: Report) -> tuple[Batch | None, bool]:
+    def _next(self, spec: NodeSetup, produced: Iterator[Batch], report: Report) -> tuple[Batch | None, bool]:
         """The next output and whether there are no more; adds to the report what the node has reported."""
         with collect(report):
             try:
@@ -84,6 +84,8 @@ class Worker:
             except Exception as error:
                 report.failures.append(failure_of((), error))
                 report.failed, out = True, None
+        if report.failures and spec.on_error in ("fail", "retry"):
+            report.failed, out = True, None  # what failed is not to be left out
         return out, out is None
 
     def send(self, node: str) -> Any:
@@ -133,8 +135,6 @@ class Worker:
             rows = values[0].rows if isinstance(values[0], Column) else rows
         if len(values) != len(ports):
             raise TypeError(f"{spec.name} returned {len(values)} outputs, its Out has {len(ports)}")
-        if self.setup.strict_io:
-            check_rows(self.nodes[spec.name], spec, rows, inputs)
         columns: dict[str, Column[Any]] = {}
         types: dict[str, FieldType] = {}
         for port, column in zip(ports.values(), values, strict=True):
@@ -149,6 +149,7 @@ class Worker:
                 raise TypeError(f"{spec.name} wrote '{port.name}', which is no {port.type}: {error}") from error
             if self.setup.strict_io:
                 check_values(spec.name, port.name, columns[field], port.type)
+        check_rows(self.nodes[spec.name], spec, rows, inputs)
         return Batch(rows, columns, types)
 
     def _block(
@@ -162,17 +163,17 @@ class Worker:
             call.node, call.step, call.attempt, self.setup.name, whole.rows if whole is not None else Rows(()), settled,
             start, time.time(), bytes_in, sum(_num_bytes(output) for output in outputs),
             tuple(report.metrics.values()), tuple(report.failures), report.failed, last,
-            spec.outputs if outputs else (),
+            self.nodes[spec.name].changed(), spec.outputs if outputs else (),
         )  # fmt: skip
         return receipt, outputs
 
 
 def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:
-    """The check of `run.strict_io` that a node writes for the rows that it was given.
+    """A node writes for the rows that it was given; rows that vanish would take their signal with them.
 
     All of them, or a part where it filters or where each rank has its own; only one that expands makes new ones.
     """
-    if node.cardinality == "expands":
+    if node.cardinality == "expands" or rows == inputs:
         return
     written, given = sorted(rows.names()), sorted(inputs.names())
     if strange := set(written) - set(given):

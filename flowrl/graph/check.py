@@ -13,7 +13,13 @@ from pathlib import Path
 from flowrl.errors import Place, Problem, nearest
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
-from flowrl.graph.check_sizes import batch_arithmetic, model_nodes_need_a_pool, pool_shares, readers_with_their_update
+from flowrl.graph.check_sizes import (
+    batch_arithmetic,
+    group_of_one,
+    model_nodes_need_a_pool,
+    pool_shares,
+    readers_with_their_update,
+)
 from flowrl.graph.subject import Check, Subject
 from flowrl.registry import shipped_models
 
@@ -39,8 +45,11 @@ def _missing(subject: Subject, node: BoundNode, port: str, field: str) -> Proble
         notes.append(close)
         best = close.split("'")[1]
     else:
-        best = same_type[0].name if same_type else ""
+        # Columns of data are about anything: a guess would train on the wrong one.
+        best = same_type[0].name if same_type and wanted.type.axis != "Prompt" else ""
     fix = f"reads: {{{port}: {best}}}" if best else f"add a node that writes '{field}' ({wanted.type})"
+    if not best and wanted.type.axis == "Prompt":
+        fix = f"give the data a column '{field}' ({wanted.type.dtype}), or reads: {{{port}: COLUMN}}"
     return Problem(
         "FR020",
         _port_place(subject, node, port),
@@ -79,10 +88,12 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
                     same = [f"'{f.name}' ({f.type}, written by {f.writer}) has the right type"
                             for f in subject.graph.fields.values()
                             if f.type == wanted and f.writer != node.name]  # fmt: skip
+                    fix = f"reads: {{{port}: a field of type {wanted}}}"
+                    if field.writer == DATA and wanted.axis == field.type.axis:
+                        fix = f"write '{field.name}' as {wanted.dtype} in the data, or {fix}"
                     yield Problem("FR022", _port_place(subject, node, port),
                                   f"nodes.{node.name} reads '{field.name}' as {wanted}, but {field.writer} writes it "
-                                  f"as {field.type}", f"reads: {{{port}: a field of type {wanted}}}",
-                                  tuple(same[:4]))  # fmt: skip
+                                  f"as {field.type}", fix, tuple(same[:4]))  # fmt: skip
 
 
 def settings_against_fields(subject: Subject) -> Iterator[Problem]:
@@ -159,7 +170,7 @@ def cycle(subject: Subject) -> Iterator[Problem]:
 
 
 def needless(subject: Subject) -> Iterator[Problem]:
-    """FR030: warnings for nodes that nobody needs and models that nobody uses."""
+    """FR030: warnings for nodes that nobody needs, and for models, data sets and pools that nobody uses."""
     for node in subject.nodes:
         if node.weights in ("updates", "syncs") or not node.writes:
             continue
@@ -172,6 +183,16 @@ def needless(subject: Subject) -> Iterator[Problem]:
         if not any(node.model == name for node in subject.nodes):
             yield Problem("FR030", subject.place("models", name, key=True), f"no node uses models.{name}",
                           f"models.{name}: null", severity="warning")  # fmt: skip
+        elif subject.of_role(name, "syncs") and not subject.of_role(name, "generates"):
+            yield Problem("FR030", subject.place("models", name, key=True),
+                          f"models.{name} is trained and synced, but no node generates with it: it never sees text of "
+                          "its own", f"let the rollout use model: {name}", severity="warning")  # fmt: skip
+    document = subject.document
+    pools = {node.pool for node in subject.nodes} | {pool.shares for pool in document.pools.values()}
+    for section, unused in (("data", set(document.data) - {"train"}), ("pools", set(document.pools) - pools)):
+        for name in sorted(unused):
+            yield Problem("FR030", subject.place(section, name, key=True), f"no node uses {section}.{name}",
+                          f"{section}.{name}: null", severity="warning")  # fmt: skip
 
 
 def not_available(subject: Subject) -> Iterator[Problem]:
@@ -184,6 +205,11 @@ def not_available(subject: Subject) -> Iterator[Problem]:
             if getattr(node.spec, key) != default:
                 yield Problem("FR079", subject.place("nodes", node.name, key),
                               f"nodes.{node.name}: '{key}:' is not available yet", f"remove `{key}:`")  # fmt: skip
+    for name, pool in subject.document.pools.items():
+        if pool.nodes is not None:
+            yield Problem("FR079", subject.place("pools", name, "nodes"),
+                          f"pools.{name}: 'nodes:' is not available yet; Ray chooses the machines",
+                          "remove `nodes:`")  # fmt: skip
     if subject.document.checkpoint is not None:
         yield Problem("FR079", subject.place("checkpoint", key=True),
                       "checkpoints are not available yet: the run will save none", "remove `checkpoint:`",
@@ -192,7 +218,7 @@ def not_available(subject: Subject) -> Iterator[Problem]:
 
 CHECKS: tuple[Check, ...] = (
     missing_writer, two_writers, type_mismatch, settings_against_fields, model_folder, weight_roles, cycle, pool_shares,
-    model_nodes_need_a_pool, readers_with_their_update, batch_arithmetic, not_available,
+    model_nodes_need_a_pool, readers_with_their_update, batch_arithmetic, group_of_one, not_available,
 )  # fmt: skip
 
 

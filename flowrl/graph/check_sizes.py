@@ -1,4 +1,4 @@
-"""Checks of what runs where and on how much: pools (FR012, FR050 to FR054) and batch arithmetic (FR060, FR061)."""
+"""Checks of what runs where and on how much: pools (FR012, FR050 to FR054) and batch arithmetic (FR060 to FR062)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def model_nodes_need_a_pool(subject: Subject) -> Iterator[Problem]:
     for node in subject.nodes:
         needs_pool = node.cls.device == "accelerator" or node.weights in ("reads", "updates", "generates")
         refused = subject.reading.is_broken(("nodes", node.name, "pool"))
-        if needs_pool and node.weights != "syncs" and node.pool == CPU_POOL and not refused:
+        built_in = node.pool == CPU_POOL and CPU_POOL not in subject.document.pools
+        if needs_pool and node.weights != "syncs" and built_in and not refused:
             pools = [name for name in subject.document.pools if name != CPU_POOL]
             yield Problem("FR050", subject.place("nodes", node.name, key=True),
                           f"nodes.{node.name} ({node.spec.use}) holds a model and needs a pool of its own, but runs on "
@@ -76,3 +77,15 @@ def batch_arithmetic(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR061", place, f"nodes.{node.name}: a mini-batch of {minibatch} prompts x "
                           f"{document.batch.group} samples has {rows} rows for {pool.workers} workers: some would have "
                           "none", f"minibatch: at least {-(-pool.workers // document.batch.group)}")  # fmt: skip
+
+
+def group_of_one(subject: Subject) -> Iterator[Problem]:
+    """FR062: warning where samples are compared with the others of their group, and there are none."""
+    if subject.document.batch.group > 1 or subject.reading.is_broken(("batch", "group")):
+        return
+    for node in subject.nodes:
+        if node.cls.compares_samples:
+            yield Problem("FR062", subject.place("batch", "group"),
+                          f"nodes.{node.name} ({node.spec.use}) compares each sample with the others of its group, but "
+                          "a group has one sample: there is nothing to learn from", "batch.group: 8",
+                          severity="warning")  # fmt: skip

@@ -16,6 +16,9 @@ from flowrl.graph.subject import Subject
 from flowrl.spec.document import Document
 from flowrl.spec.read import Reading
 
+BLOCKS_PER_STEP = 8
+"""The number of objects, not their size, is what a step pays for."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -60,6 +63,24 @@ class Plan:
             if readers:
                 sets.setdefault(readers, []).append(field)
         return tuple(tuple(fields) for fields in sets.values())
+
+    @property
+    def groups_per_block(self) -> int:
+        """Finished groups that a rollout sends together."""
+        return max(1, -(-self.document.batch.prompts // BLOCKS_PER_STEP))
+
+    @cached_property
+    def canonical_groups(self) -> Mapping[str, int]:
+        """Groups that each reader of weights works on at a time.
+
+        Padding moves a log-probability by 5e-7, so the cut must not depend on the clock. A reader that shares its
+        workers with a rollout cannot start before its end, and takes everything at once.
+        """
+        nodes = self.graph.nodes.values()
+        rollouts = {self.pool_of(node) for node in nodes if node.weights == "generates"}
+        readers = [node for node in nodes if node.weights == "reads" and node.cls.scope in ("sample", "group")]
+        whole = self.document.batch.prompts
+        return {n.name: whole if self.pool_of(n) in rollouts else self.groups_per_block for n in readers}
 
     def reads(self, node: BoundNode) -> list[Field]:
         """The fields that a node reads, each once."""

@@ -54,7 +54,7 @@ def physical_pools(pools: Mapping[str, PoolSpec], nodes: Iterable[BoundNode]) ->
     found: dict[str, Pool] = {}
     for name in sorted(used):
         spec = pools.get(name) or PoolSpec(workers=_most_at_once(used[name]))
-        holds_model = any(node.weights is not None for node in used[name])
+        holds_model = any(node.weights is not None or node.cls.device == "accelerator" for node in used[name])
         cpus = spec.cpus_per_worker if spec.cpus_per_worker is not None else float(holds_model)
         logical = tuple(sorted({node.pool for node in used[name]}))
         found[name] = Pool(name, spec.workers, cpus, holds_model, logical, spec.resources)

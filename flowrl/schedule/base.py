@@ -24,13 +24,18 @@ class Task:
 class Progress:
     """Which prompt groups of one step each node has settled.
 
-    A node of scope `sample` or `group` may start on some groups as soon as every writer has settled these; one of scope
+    A node of scope `sample` or `group` may start on some groups as soon as every writer has settled these; one that
+    computes with a model does so in canonical blocks, which are the same whatever the order of arrival. One of scope
     `batch` or `step` waits for the whole step. Weight edges always wait for the whole predecessor.
     """
 
-    def __init__(self, graph: Graph, step: int, uids: Sequence[str]) -> None:
+    def __init__(
+        self, graph: Graph, step: int, uids: Sequence[str], canonical: Mapping[str, int] | None = None
+    ) -> None:
+        """`canonical` gives, by node, the groups of its canonical blocks: cut by the order of submission."""
         self.step = step
         self.uids = tuple(uids)
+        self._block_size = dict(canonical or {})
         self._graph = graph
         self._submitted: dict[str, set[str]] = {name: set() for name in graph.nodes}
         self._settled: dict[str, set[str]] = {name: set() for name in graph.nodes}
@@ -51,8 +56,15 @@ class Progress:
         """Tasks whose inputs are there and which were not submitted yet, in plan order."""
         for name in self._graph.order:
             groups = self._available(name) - self._submitted[name]
-            if groups:
+            if not groups:
+                continue
+            if name not in self._block_size:
                 yield Task(name, self.step, tuple(uid for uid in self.uids if uid in groups))
+                continue
+            for start in range(0, len(self.uids), self._block_size[name]):
+                block = self.uids[start : start + self._block_size[name]]
+                if groups.issuperset(block):
+                    yield Task(name, self.step, block)
 
     def _available(self, name: str) -> set[str]:
         sources = self._sources[name]
@@ -75,6 +87,10 @@ class Progress:
         self._settled[name].update(uids)
         if len(self._settled[name]) == len(self.uids):
             self._done.add(name)
+
+    def is_done(self, name: str) -> bool:
+        """Whether a node has settled every group."""
+        return name in self._done
 
     def released(self) -> list[str]:
         """Fields that every reader has read."""

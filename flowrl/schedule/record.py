@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from flowrl.metric import Failure
+from flowrl.metrics import Failure
 
 Level = Literal["info", "warning", "error", "traceback"]
 Status = Literal["finished", "failed", "interrupted"]

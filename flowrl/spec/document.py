@@ -74,7 +74,7 @@ class NodeSpec(Settings):
     on_error: Literal["fail", "drop", "retry", "unscored"] | None = None
     """What becomes of a failed sample; null means unscored for rewards, drop for rollout, else fail."""
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds that one call may take; null is the engine's limit."""
+    """Seconds that one call may take, or one row where rows run alone; null is 30 s for a row, else no limit."""
 
     @property
     def params(self) -> dict[str, Any]:

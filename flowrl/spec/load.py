@@ -65,7 +65,7 @@ def load_file(path: Path, shown: str) -> Loaded:
 def unreadable(path: Path, shown: str, error: OSError) -> tuple[str, str]:
     """Fact and fix for a file that cannot be read."""
     try:
-        siblings = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+        siblings = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix and other != path]
     except OSError:
         siblings = []
     return f"cannot read '{shown}': {error.strerror or error}", nearest(path.name, siblings)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flowrl.encode import dumps
-from flowrl.metric import Failure
+from flowrl.metrics import Failure
 from flowrl.schedule.record import Event, Level, Status
 
 Note = Callable[[str, Level], None]

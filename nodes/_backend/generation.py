@@ -173,6 +173,8 @@ class TransformersEngine:
             use_cache=True,
             logits_to_keep=1,
         )
+        if getattr(output, "past_key_values", None) is None:
+            raise TypeError(f"{type(self._model).__name__} keeps no keys and values, which this engine generates from")
         return Prefix(output.past_key_values, mask, positions[:, -1] + 1, output.logits[:, -1])
 
 
@@ -186,6 +188,8 @@ def sample(logits: Tensor, branch: Array, uniform: Array, temperature: float) ->
     cumulative = log_probs.exp().cumsum(dim=-1)
     where = torch.from_numpy(branch).to(logits.device)
     total = cumulative[where, -1]
+    if not bool(torch.isfinite(total).all()):
+        raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity")
     draw = torch.from_numpy(uniform).to(logits.device, torch.float32) * total
     # Rounding may lift the draw to the total, and no token lies beyond it.
     draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))

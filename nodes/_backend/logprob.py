@@ -9,7 +9,7 @@ response token, which predicts nothing, is never fed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from flowrl.nodes._backend.losses import entropy_of
 from flowrl.rows import Jagged
 
+Entropy = Literal["none", "value", "gradient"]
+
 
 def token_log_probs(
-    model: nn.Module, prompts: Jagged, responses: Jagged, temperature: float, with_entropy: bool = False
+    model: nn.Module, prompts: Jagged, responses: Jagged, temperature: float, entropy: Entropy = "none"
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability (T,) of each response token at the temperature, and the entropy (T,) there; float32, row by row.
 
+    An entropy that is only looked at costs no memory for a backward pass; ask for its `gradient` where it is trained.
     Gradients flow unless the caller switched them off. `model` is any `AutoModelForCausalLM`, also wrapped (DDP, FSDP):
     it is only ever called. With rows but no response tokens the model still runs, so that a rank stays in step and the
     empty result stays connected to the graph; without rows it does not run.
@@ -33,7 +36,7 @@ def token_log_probs(
     assert len(prompts) == len(responses), "one prompt for each response"
     device = next(model.parameters()).device
     if len(prompts) == 0:
-        return torch.zeros(0, device=device), torch.zeros(0, device=device) if with_entropy else None
+        return torch.zeros(0, device=device), torch.zeros(0, device=device) if entropy != "none" else None
     assert prompts.lengths.min() > 0, "a response needs a prompt token that predicts its first token"
     cache = _empty_cache(model)
     logits = _logits(model, prompts, responses) if cache is None else _shared_logits(model, prompts, responses, cache)
@@ -41,7 +44,9 @@ def token_log_probs(
     vocabulary = torch.log_softmax(logits.float().div_(temperature), dim=-1)
     targets = torch.from_numpy(_flat(responses)).to(device)
     log_probs = vocabulary.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return log_probs, entropy_of(vocabulary) if with_entropy else None
+    if entropy == "none":
+        return log_probs, None
+    return log_probs, entropy_of(vocabulary if entropy == "gradient" else vocabulary.detach())
 
 
 def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -80,7 +85,9 @@ def _shared_logits(model: nn.Module, prompts: Jagged, responses: Jagged, cache: 
     logits: Tensor = output.logits[:, -1].index_select(0, chosen)
     width = int(responses.lengths.max(initial=0))
     if width > 1:
-        output.past_key_values.batch_select_indices(chosen)
+        for layer in output.past_key_values.layers:
+            # `batch_select_indices` indexes, and the backward pass of that adds up in an order that varies with threads
+            layer.keys, layer.values = (part.index_select(0, chosen) for part in (layer.keys, layer.values))
         column = np.arange(width - 1)
         fed = column < (responses.lengths - 1)[:, None]
         ids_fed = Jagged(_flat(responses), responses.offsets - responses.offsets[0]).padded()[:, :-1] * fed

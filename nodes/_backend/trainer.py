@@ -49,6 +49,8 @@ class Trainer:
         )
         self._max_grad_norm = settings.max_grad_norm
         self._num_ranks = context.num_ranks
+        self.num_skipped = 0
+        """Steps in a row whose gradient was not finite."""
         self._accelerator = accelerator_of(context)
         # Data parallelism copies rank 0's weights to all ranks here, so that all start from the same.
         self.model, self.optimizer = self._accelerator.prepare(self.module, optimizer)
@@ -78,6 +80,7 @@ class Trainer:
             clip_grads_with_norm_(self.module.parameters(), self._max_grad_norm, norm)
             self.optimizer.step()
         self.optimizer.zero_grad()
+        self.num_skipped = self.num_skipped + 1 if skipped else 0
         return Update(norm.item(), skipped)
 
     def _backward(self, loss: Tensor) -> None:

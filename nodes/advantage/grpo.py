@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from flowrl.batch import Sample, Token
-from flowrl.metric import metric
+from flowrl.metrics import metric
 from flowrl.node import Node
 from flowrl.rows import Array, Rows
 
@@ -35,6 +35,7 @@ class Grpo(Node):
     """Compare each session's reward with those of its group, and give every token of the session the result."""
 
     scope = "group"
+    compares_samples = True
 
     normalize: Literal["std", "none"] = "std"
     """Divide by the group's standard deviation, or do not (Dr. GRPO)."""

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from flowrl.batch import Prompt, PromptToken, Sample, Step, Token
-from flowrl.metric import failure, metric
+from flowrl.metrics import failure, metric
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.engine import Completion, Engine, Finished, Request, Sampling, engines_of, seed_of
 from flowrl.nodes._backend.fake import FakeEngine, Script
@@ -55,9 +55,11 @@ class Generate(Node):
 
     def setup(self, context: Context) -> None:
         engines = engines_of(context)
-        if self.engine not in engines:
-            engines[self.engine] = self._make_engine(context)
-        self._engine, self._seed = engines[self.engine], context.seed
+        # Rollouts of one model share an engine unless they want it made in another way.
+        key = f"{self.engine}/{self.chat_template}/{self.max_sequences}/{self.script.model_dump_json()}"
+        if key not in engines:
+            engines[key] = self._make_engine(context)
+        self._engine, self._seed = engines[key], context.seed
 
     def _make_engine(self, context: Context) -> Engine:
         if self.engine == "fake":
@@ -70,15 +72,23 @@ class Generate(Node):
 
     def run(self, prompt: Prompt[str]) -> Iterator[Out]:
         assert self._engine is not None, "setup comes before run"
-        rows = prompt.rows
-        prompts = self._engine.encode(list(prompt))
-        requests = [
-            Request(ids, [seed_of(self._seed, uid, session) for session in range(planned)])
-            for ids, uid, planned in zip(prompts, rows.uids, rows.planned.tolist(), strict=True)
-        ]
+        rows, requests = self._requests(self._engine, prompt)
         for finished in self._engine.generate(requests, Sampling(self.max_tokens, self.temperature)):
             if finished:
                 yield self._block(rows, requests, finished)
+
+    def _requests(self, engine: Engine, prompt: Prompt[str]) -> tuple[Rows, list[Request]]:
+        """A request for each prompt that has tokens, and their rows."""
+        kept: list[int] = []
+        requests: list[Request] = []
+        for index, ids in enumerate(_encoded(engine, list(prompt))):
+            uid, sessions = prompt.rows.uids[index], range(int(prompt.rows.planned[index]))
+            if isinstance(ids, Exception):
+                failure([f"{uid}_{session}_0" for session in sessions], ids)
+            else:
+                kept.append(index)
+                requests.append(Request(ids, [seed_of(self._seed, uid, session) for session in sessions]))
+        return prompt.rows.take_groups(np.array(kept, dtype=np.int64))[0], requests
 
     def _block(self, prompts: Rows, requests: Sequence[Request], finished: Sequence[Finished]) -> Out:
         groups: list[int] = []
@@ -110,6 +120,14 @@ class Generate(Node):
             Step(rows, self.temperature),
             Step(rows, self.max_tokens),
         )
+
+
+def _encoded(engine: Engine, prompts: Sequence[str]) -> list[list[int] | Exception]:
+    """Token ids, or why a prompt has none: all at once, which is fast, and one by one where one of them fails."""
+    try:
+        return [*engine.encode(prompts)]
+    except Exception as error:
+        return [error] if len(prompts) == 1 else [ids for prompt in prompts for ids in _encoded(engine, [prompt])]
 
 
 def _report(done: Sequence[Completion]) -> None:

@@ -28,8 +28,10 @@ class Weights(Node):
     def setup(self, context: Context) -> None:
         self._context = context
 
-    def send(self) -> _weights.Weights:
-        """The training weights, on a CPU sharing their memory: send them before the next update."""
+    def send(self) -> _weights.Weights | None:
+        """The training weights from rank 0; on a CPU they share its memory: send them before the next update."""
+        if self._context.rank > 0:
+            return None
         from flowrl.nodes._backend.trainer import trainer_of
         from flowrl.nodes._backend.weights import pack
 

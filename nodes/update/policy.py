@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metric import metric
+from flowrl.metrics import metric
 from flowrl.node import Context, Node
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flowrl.nodes._backend.logprob import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
     from flowrl.nodes._backend.partition import MicroBatch
 
@@ -51,8 +52,12 @@ class Policy(Node):
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory and changes no value."""
 
+    max_skipped: int = Field(5, ge=1)
+    """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
+
     _context: Context = PrivateAttr()
     _trainer: Any = PrivateAttr()
+    _changed: bool = PrivateAttr(False)
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
@@ -71,6 +76,9 @@ class Policy(Node):
             f"{num_steps} optimizer steps on one batch need old_log_probs, the policy before the first of them: "
             "add {use: model.logprob, writes: {log_probs: old_log_probs}}, or take one step (minibatch, epochs)"
         )
+
+    def changed(self) -> bool:
+        return self._changed
 
     def setup(self, context: Context) -> None:
         from flowrl.nodes._backend.trainer import trainer_of
@@ -105,6 +113,7 @@ class Policy(Node):
         batch = TokenRows(
             prompt_ids.jagged, response_ids.jagged, {"loss_mask": loss_mask.cast("bool").jagged, **floats}
         )
+        self._changed = False
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
@@ -135,15 +144,20 @@ class Policy(Node):
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         if not update.skipped:
             metric("actor/grad_norm", lead * update.grad_norm, lead)
+            self._changed = True
         metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
         metric("actor/lr", learning_rate, reduce="last")
+        if self._trainer.num_skipped >= self.max_skipped:
+            raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
 
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
         from flowrl.nodes._backend.logprob import token_log_probs
         from flowrl.nodes._backend.losses import aggregate, kl, policy_loss, within
+        from flowrl.nodes._backend.mismatch import report_mismatch
 
-        log_probs, entropy = token_log_probs(model, part.prompts, part.responses, temperature, with_entropy=True)
+        wanted: Entropy = "gradient" if self.entropy_coef else "value"
+        log_probs, entropy = token_log_probs(model, part.prompts, part.responses, temperature, wanted)
         assert entropy is not None
         device = log_probs.device
         mask = part.tensor("loss_mask", device) & (not excluded)
@@ -180,14 +194,5 @@ class Policy(Node):
         metric("actor/entropy", entropy.detach().sum().item(), num_tokens)
         metric("actor/clip_fraction", float((clipped & mask).sum()), num_tokens)
         if "rollout_log_probs" in part.columns:
-            _report_mismatch(anchor - column("rollout_log_probs"), num_tokens)
+            report_mismatch(anchor - column("rollout_log_probs"), num_tokens)
         return loss
-
-
-def _report_mismatch(difference: Tensor, num_tokens: float) -> None:
-    """How far the engine's probabilities are from the trainer's, from (T,) log ratios that are 0 outside the mask."""
-    from flowrl.nodes._backend.losses import MAX_LOG_RATIO
-
-    bounded = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    metric("mismatch/log_ratio", difference.abs().sum().item(), num_tokens)
-    metric("mismatch/kl", (bounded.expm1() - bounded).sum().item(), num_tokens)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import flowrl
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = "pipelines/grpo_sync.yaml"
@@ -49,3 +52,8 @@ def test_check_answers_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nflowrl check {PIPELINE}: {min(seconds):.2f} s, best of 3 (budget 1 s on an idle machine)")
     assert min(seconds) < 3
+
+
+@pytest.mark.parametrize("name", flowrl.__all__)
+def test_no_module_hides_a_public_name(name: str) -> None:
+    assert importlib.util.find_spec(f"flowrl.{name}") is None, f"after its import flowrl.{name} would be the module"

@@ -78,7 +78,7 @@ def test_bad_lines_are_named_with_their_numbers_in_one_go(tmp_path: Path) -> Non
         (8, "not JSON: NaN is no number; write null for a missing one"),
         (9, "'answer' is true, but a whole number in the rows before"),
         (10, "'answer' is 9223372036854775808, but a whole number in the rows before"),
-        (11, "'prompt' is \"\\ud800\", but a string in the rows before"),
+        (11, "'prompt' is \"\\ud800\", which holds half of a character"),
     ]
 
 

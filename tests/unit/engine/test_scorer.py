@@ -16,7 +16,7 @@ from stub_nodes import stub
 from flowrl.batch import Batch, Sample
 from flowrl.engine.scorer import Scorer
 from flowrl.fields import FieldType
-from flowrl.metric import Report, collect
+from flowrl.metrics import Report, collect
 from flowrl.node import Context
 from flowrl.rows import Rows
 

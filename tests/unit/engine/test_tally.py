@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowrl.engine.call import Receipt
 from flowrl.engine.tally import Tally, covered
-from flowrl.metric import Failure, Metric
+from flowrl.metrics import Failure, Metric
 from flowrl.rows import Rows
 
 START = 1_000_000.0

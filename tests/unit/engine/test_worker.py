@@ -78,6 +78,16 @@ def test_a_stream_that_breaks_off_keeps_its_blocks_and_settles_the_rest_as_faile
     assert "stub_nodes.py" in failure.traceback
 
 
+@pytest.mark.parametrize("on_error", ["drop", "fail", "retry"])
+def test_a_lost_session_is_left_out_only_where_that_is_asked_for(on_error: str) -> None:
+    found = run(
+        stub("r", "Rollout", lost="u3_1_0", on_error=on_error), prompts(), call=Call("r", 1, UIDS, block_groups=2)
+    )
+    assert any(receipt.failed for receipt, _ in found) == (on_error != "drop")
+    assert [failure.rows for receipt, _ in found for failure in receipt.failures] == [("u3_1_0",)]
+    assert found[-1][0].settled == (("u4",) if on_error == "drop" else ("u2", "u3", "u4"))
+
+
 def test_a_node_that_raises_gives_a_failed_receipt_and_no_exception() -> None:
     ((receipt, outputs),) = run(stub("j", "Judge", bad="a_0_0", on_error="fail"), responses())
     assert receipt.failed

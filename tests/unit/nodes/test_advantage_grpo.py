@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowrl.batch import Sample, Token
-from flowrl.metric import collect
+from flowrl.metrics import collect
 from flowrl.nodes.advantage.grpo import Grpo
 from flowrl.rows import Rows
 

@@ -5,7 +5,7 @@ import sys
 import time
 
 from flowrl.batch import Prompt
-from flowrl.metric import collect
+from flowrl.metrics import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.fake import Script

@@ -75,7 +75,7 @@ def one_by_one(model: nn.Module, prompts: Jagged, responses: Jagged, temperature
 def test_a_padded_batch_equals_rows_one_by_one(model: nn.Module, temperature: float) -> None:
     # Each row fits the model's 24 positions, the padded width 16 + 20 - 1 does not: positions must not count padding.
     prompts, responses = ids(PROMPT_LENGTHS, 1), ids(RESPONSE_LENGTHS, 2)
-    log_probs, entropies = token_log_probs(model, prompts, responses, temperature, with_entropy=True)
+    log_probs, entropies = token_log_probs(model, prompts, responses, temperature, entropy="value")
     expected, expected_entropies = one_by_one(model, prompts, responses, temperature)
     assert entropies is not None
     torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-5)
@@ -115,7 +115,7 @@ def test_a_wrapped_model_gives_the_same(model: nn.Module, one_process_group: Non
 
 
 def test_no_rows_give_empty_tensors(model: nn.Module) -> None:
-    log_probs, entropies = token_log_probs(model, ids([], 1), ids([], 2), 1.0, with_entropy=True)
+    log_probs, entropies = token_log_probs(model, ids([], 1), ids([], 2), 1.0, entropy="value")
     assert log_probs.shape == (0,) and entropies is not None and entropies.shape == (0,)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from flowrl.batch import Batch, Prompt
 from flowrl.join import canonical, concat
-from flowrl.metric import collect
+from flowrl.metrics import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Request, Sampling
@@ -77,6 +77,11 @@ def test_draws_follow_the_distribution() -> None:
     assert np.allclose(log_probs, torch.log_softmax(logits / 2.0, -1).numpy()[branch, ids])
 
 
+def test_broken_weights_are_said_and_not_sampled_from() -> None:
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        sample(torch.tensor([[0.0, float("nan")]]), np.array([0]), np.array([0.5]), temperature=1.0)
+
+
 def test_the_end_token_belongs_to_the_response_and_nothing_follows(
     context: Context, model_folder: Callable[[str], Path]
 ) -> None:
@@ -106,6 +111,15 @@ def test_responses_end_at_the_models_position_limit_and_a_longer_prompt_fails_al
     assert "the prompt has 64 tokens" in report.failures[0].error
     by_uid = dict(zip(batch.rows.uids, batch.rows.settled.tolist(), strict=True))
     assert by_uid == {"u0": 2, "u1": 2, "u2": 2}
+
+
+def test_a_prompt_that_has_no_tokens_fails_alone(context: Context) -> None:
+    with collect() as report:
+        batch = roll(context, prompts(["1+2=", "你好", "8+8="], group_size=2))
+    assert sorted(batch.rows.names()) == ["u0_0_0", "u0_1_0", "u2_0_0", "u2_1_0"]
+    (failure,) = report.failures
+    assert failure.rows == ("u1_0_0", "u1_1_0")
+    assert "vocabulary" in failure.error
 
 
 def test_a_group_is_yielded_as_soon_as_its_last_session_has_ended(context: Context) -> None:

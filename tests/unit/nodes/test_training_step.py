@@ -9,7 +9,7 @@ import torch
 
 from flowrl.batch import Batch, Prompt
 from flowrl.join import concat
-from flowrl.metric import collect
+from flowrl.metrics import collect
 from flowrl.model import ModelSpec, OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import engines_of
@@ -79,7 +79,7 @@ def test_the_ratio_is_one_before_the_update_and_weights_are_equal_after_the_sync
         assert np.allclose(fields["old_log_probs"].values, fields["rollout_log_probs"].values, atol=1e-4)
         assert set(fields["policy_version"].values) == {step}
         assert metrics["mismatch/log_ratio"] < 1e-4
-        engine = engines_of(steps.context)["transformers"]
+        (engine,) = engines_of(steps.context).values()
         trained, copy = trainer_of(steps.context).module, engine._model  # type: ignore[attr-defined]
         for name, weight in named_weights(trained).items():
             assert torch.equal(weight, named_weights(copy)[name])

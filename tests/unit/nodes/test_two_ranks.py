@@ -11,7 +11,7 @@ import pytest
 from trajectories import trajectories
 
 from flowrl.join import canonical, take
-from flowrl.metric import collect, merge
+from flowrl.metrics import collect, merge
 from flowrl.model import ModelSpec, OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes.model.logprob import Logprob

@@ -11,7 +11,7 @@ from trajectories import trajectories
 
 from flowrl.batch import Batch, Step, Token
 from flowrl.join import take
-from flowrl.metric import collect
+from flowrl.metrics import collect
 from flowrl.model import ModelSpec, OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.logprob import token_log_probs
@@ -210,3 +210,18 @@ def test_mini_batches_are_cut_by_identity_in_any_order_of_arrival() -> None:
     assert plain[0] == ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
     cuts = {str([sorted(rows.group[part].tolist()) for part in mini_batches(rows, 2, f"0/{e}")]) for e in range(20)}
     assert len(cuts) > 3
+
+
+def test_too_many_steps_without_a_finite_gradient_end_the_run_and_change_nothing(context: Context) -> None:
+    batch = trajectories()
+    advantages = batch.columns["advantages"]
+    broken = advantages._with(np.full_like(advantages.values, np.inf))
+    node = Policy(minibatch=batch.rows.num_groups, max_skipped=2)
+    node.setup(context)
+    columns = {name: batch.columns[name] for name in node.input_ports if name in batch.columns} | {"advantages": broken}
+    before = [parameter.clone() for parameter in trainer_of(context).module.parameters()]
+    node.run(**columns)  # type: ignore[arg-type]
+    assert not node.changed()
+    with pytest.raises(FloatingPointError, match="2 optimizer steps in a row"):
+        node.run(**columns)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer_of(context).module.parameters(), strict=True))

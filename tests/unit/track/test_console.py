@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.metric import Failure
+from flowrl.metrics import Failure
 from flowrl.schedule.record import Event
 from flowrl.track.console import ConsoleRecorder
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.metric import Failure, failure_of
+from flowrl.metrics import Failure, failure_of
 from flowrl.schedule.record import Event, Level
 from flowrl.track import FolderRecorder, Recorders, RunFolder
 

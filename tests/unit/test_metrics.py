@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flowrl.metric import Metric, Report, collect, failure, failure_of, merge, metric, replay
+from flowrl.metrics import Metric, Report, collect, failure, failure_of, merge, metric, replay
 
 
 def test_outside_the_engine_reporting_does_nothing() -> None:
@@ -84,5 +84,5 @@ def test_a_failure_names_rows_error_and_where_it_was_raised() -> None:
         with collect() as report:
             failure(["u0_1_0"], error)
     assert (found.rows, found.error) == (("u0_1_0",), "KeyError: 'answer'")
-    assert "test_metric.py" in found.traceback
+    assert "test_metrics.py" in found.traceback
     assert report.failures == [found]

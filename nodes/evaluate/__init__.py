@@ -1,1 +1,0 @@
-"""Nodes that measure a model without training it."""

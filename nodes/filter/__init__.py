@@ -1,1 +1,0 @@
-"""Nodes that choose which trajectories are trained on."""
