@@ -59,6 +59,7 @@ class Finished:
 
 def finish(folder: Path, *arguments: str | Path, timeout: float = 240) -> Finished:
     """Run `flowrl ARGUMENTS` in a folder and wait for its end."""
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "flowrl", *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, env=environment(folder))
     return Finished(done.returncode, done.stdout, done.stderr, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from runs import DEFAULT, Finished, finish
@@ -81,7 +82,21 @@ def test_the_resolved_pipeline_in_the_run_folder_is_a_pipeline_again(
     assert flowrl("check", first.run / "pipeline.yaml").code == 0
 
 
-def test_ray_and_local_and_two_ranks_train_alike(flowrl: Callable[..., Finished], first: Finished) -> None:
+def test_one_seed_gives_one_run_and_another_seed_another(flowrl: Callable[..., Finished], tmp_path: Path) -> None:
+    again = [finish(tmp_path / name, "run", DEFAULT, *STEPS) for name in ("one", "two")]
+    other = finish(tmp_path / "other", "run", DEFAULT, *STEPS, "--set", "run.seed=1")
+    values = [
+        [
+            {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/"))}
+            for line in lines
+        ]
+        for lines in (run.metrics for run in (*again, other))
+    ]
+    assert values[0] == values[1]
+    assert values[0] != values[2]
+
+
+def test_ray_and_local_train_alike(flowrl: Callable[..., Finished], first: Finished) -> None:
     local = flowrl("run", DEFAULT, *STEPS, "--local")
     assert local.code == 0, local.err
     assert "nothing overlaps" in local.out

@@ -113,6 +113,27 @@ def test_ctrl_c_ends_within_ten_seconds_and_leaves_nothing(tmp_path: Path) -> No
     assert gone(tmp_path)
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_an_impatient_ctrl_c_ends_as_cleanly(local: bool, tmp_path: Path) -> None:
+    run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null", *["--local"] * local)
+    wait_for_step(run, "step   2/")
+    for _ in range(3):
+        os.kill(run.pid, signal.SIGINT)
+        time.sleep(0.1)
+    out, err = run.communicate(timeout=20)
+    assert run.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    assert gone(tmp_path)
+
+
+def test_a_reward_that_fails_on_every_row_ends_the_run(fake: Path, flowrl: Callable[..., Finished]) -> None:
+    code = REWARDS.replace('.endswith("_2_0") and', '.endswith("_0") or')
+    (fake.parent / "moody.py").write_text(code)
+    run = flowrl("run", fake, "--set", "nodes.reward={use: ./moody.py:Moody, mood: raise}")
+    assert run.code == 1
+    assert "every row of step 1 failed, the first with ValueError: no verdict (node reward; worker cpu/0" in run.err
+
+
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
     run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null")
     wait_for_step(run, "step   2/")
