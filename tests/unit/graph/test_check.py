@@ -21,6 +21,8 @@ UPDATE = {"use": "Update", **ON}
 SYNC = {"use": "Sync", "model": "policy"}
 GOOD = {"rollout": ROLLOUT, "old": OLD, "update": UPDATE, "sync": SYNC}
 
+DEFAULT = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
+
 
 def check(nodes: dict[str, Any], **sections: Any) -> tuple[Problem, ...]:
     return Pipeline(document(nodes, **{"models": MODELS, "pools": POOLS} | sections)).check()
@@ -396,6 +398,47 @@ def test_five_mistakes_are_five_errors_at_their_lines(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_nearly_called_like_a_shipped_one_is_refused() -> None:
-    default = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
-    problem, _ = load(default, ["params.base=arith-tinny"]).check()
+    problem, _ = load(DEFAULT, ["params.base=arith-tinny"]).check()
     assert (problem.code, problem.fix) == ("FR010", "did you mean 'arith-tiny'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "fact"),
+    [
+        (
+            "nodes.rollout.model=reference",
+            "FR030",
+            "models.policy is trained and synced, but no node generates with it",
+        ),
+        ("data.val={type: arithmetic}", "FR030", "no node uses data.val"),
+        ("pools.extra={workers: 3}", "FR030", "no node uses pools.extra"),
+        ("batch.group=1", "FR062", "a group has one sample"),
+        ("checkpoint={every: 5}", "FR079", "checkpoints are not available yet"),
+        ("nodes.actor_update.kl_coef=0.0", "FR030", "nobody reads what nodes.ref_logprob writes ('ref_log_probs')"),
+    ],
+)
+def test_what_is_legal_but_surely_not_meant_is_a_warning(override: str, code: str, fact: str) -> None:
+    problems = load(DEFAULT, [override]).check()
+    assert [(problem.code, problem.severity) for problem in problems] == [(code, "warning")]
+    assert fact in problems[0].fact
+    assert problems[0].fix
+
+
+@pytest.mark.parametrize(
+    ("override", "fact"),
+    [
+        ("pools.train={workers: 2, nodes: 2}", "'nodes:' is not available yet"),
+        ("models.policy.dtype=bfloat16", "bfloat16 is too narrow to train in"),
+        ("models.policy.optimizer.betas=[0.9, 1.0]", "betas[1]"),
+    ],
+)
+def test_what_would_be_ignored_or_go_wrong_in_silence_is_refused(override: str, fact: str) -> None:
+    (problem,) = load(DEFAULT, [override]).check()
+    assert problem.severity == "error"
+    assert fact in problem.fact
+
+
+def test_a_pool_of_the_users_may_be_called_cpu() -> None:
+    names = ("rollout", "old_logprob", "ref_logprob", "actor_update")
+    overrides = [f"nodes.{name}.pool=cpu" for name in names]
+    assert load(DEFAULT, ["pools={cpu: {workers: 1}, train: null, generate: null}", *overrides]).check() == ()

@@ -145,3 +145,24 @@ def test_however_groups_settle_each_node_gets_each_group_once_and_the_step_ends(
     assert all(sorted(uids) == sorted(progress.uids) for uids in given_to.values())
     assert set(progress.released()) == set(graph.fields)
     assert not progress.waiting()
+
+
+def test_readers_of_weights_work_on_the_same_blocks_whatever_the_order_of_arrival() -> None:
+    progress = Progress(GRAPH, 1, UIDS, {"old": 2})
+    progress.submit("rollout", UIDS)
+    progress.settle("rollout", ["c", "a"])
+    assert [task.uids for task in progress.ready() if task.node == "old"] == [("c",)], "the block of a waits for b"
+    progress.submit("old", ["c"])
+    progress.settle("rollout", ["b"])
+    assert [task.uids for task in progress.ready() if task.node == "old"] == [("a", "b")]
+
+
+def test_a_reader_that_shares_its_workers_with_the_rollout_takes_everything_at_once() -> None:
+    models = {"policy": {"path": "x", "trainable": True}}
+    own = {**NODES, "old": {"use": "Read", "model": "policy", "pool": "own"}}
+    own["update"] = {**own["update"], "pool": "own"}
+    batch = {"prompts": 32, "group": 2}
+    shared = Pipeline(document(NODES, models=models, pools={"gpu": {}}, batch=batch)).plan()
+    apart = Pipeline(document(own, models=models, pools={"gpu": {}, "own": {}}, batch=batch)).plan()
+    assert shared.canonical_groups == {"old": 32}
+    assert apart.canonical_groups == {"old": 4}
