@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ def run_pipeline(file: Path, sets: Sequence[str], *, dry_run: bool, local: bool,
         say(f"run failed: {error}")
         return FAILED
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; nothing is left that could be interrupted
         say("interrupted: every worker has been ended")
         return INTERRUPTED
     return FINE

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flowrl.data.stream import PromptStream
 from flowrl.engine.cluster import Cluster
@@ -54,7 +57,8 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
         recorder.note(warning.render(), "warning")
     history = History()
     recorder.add(history)
-    run_recorded(plan, reading, prompts, recorder, local=local, address=address)
+    with signals_restored():
+        run_recorded(plan, reading, prompts, recorder, local=local, address=address)
     return Result(folder.path, tuple(history.metrics))
 
 
@@ -87,11 +91,12 @@ def run_recorded(
             device = "cuda" if resources.get("GPU") else "cpu"
             if address is not None or device == "cuda":
                 require(plan, reading, resources)
+        on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
         workers = worker_setups(plan, num_cores=num_cores(), device=device, can_kill=not local)
         cluster.start(workers)
         asyncio.run(Loop(plan, workers, cluster, prompts, recorder).train())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
+        on_signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
         recorder.close("interrupted")
         raise KeyboardInterrupt from None
     except BaseException as error:
@@ -104,6 +109,23 @@ def run_recorded(
     finally:
         if cluster is not None:
             cluster.close()
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Whatever a run does to the handling of signals, a notebook or a service finds its own again."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            on_signal(number, handler)
+
+
+def on_signal(number: signal.Signals, handler: Any) -> None:
+    """Set a handler, where that is possible: only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:

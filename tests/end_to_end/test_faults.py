@@ -113,6 +113,17 @@ def test_ctrl_c_ends_within_ten_seconds_and_leaves_nothing(tmp_path: Path) -> No
     assert gone(tmp_path)
 
 
+@pytest.mark.parametrize("wanted", ["loading models", "step   2/"])
+def test_a_sigterm_ends_like_a_ctrl_c(wanted: str, tmp_path: Path) -> None:
+    run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null")
+    wait_for_step(run, wanted)
+    os.kill(run.pid, signal.SIGTERM)
+    out, err = run.communicate(timeout=20)
+    assert run.returncode == 130, out + err
+    assert "interrupted" in err
+    assert gone(tmp_path)
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_an_impatient_ctrl_c_ends_as_cleanly(local: bool, tmp_path: Path) -> None:
     run = started(tmp_path, "run", str(DEFAULT), "--set", "tracking=null", *["--local"] * local)
