@@ -45,9 +45,9 @@ def check_pipelines(files: Sequence[Path], sets: Sequence[str]) -> int:
     code = FINE
     for file in files:
         pipeline = load(file, sets)
-        problems = pipeline.check()
-        code = max(code, report(problems))
-        if not any(problem.severity == "error" for problem in problems):
+        wrong = report(pipeline.check())
+        code = max(code, wrong)
+        if not wrong:
             plan = pipeline.plan()
             print(f"{file}: fine, {len(plan.graph.nodes)} nodes in {len(plan.graph.levels)} levels")
     return code

@@ -14,8 +14,12 @@ from flowrl.rows import Array, Jagged, Rows
 
 def take(batch: Batch, index: Array) -> Batch:
     """The trajectories at these positions; groups without any of them are left out."""
-    rows = batch.rows.take(index)
     groups = np.unique(batch.rows.group[index])
+    return _selected(batch, batch.rows.select(groups, index), groups, index)
+
+
+def _selected(batch: Batch, rows: Rows, groups: Array, index: Array) -> Batch:
+    """The trajectories at `index` and the groups at `groups`, both in this order, which are `rows`."""
     return Batch(rows, {n: _taken(c, rows, index, groups) for n, c in batch.columns.items()}, batch.types)
 
 
@@ -45,7 +49,7 @@ def take_groups(batch: Batch, uids: Iterable[str]) -> Batch:
         return batch
     groups = np.array([g for g, uid in enumerate(batch.rows.uids) if uid in wanted], dtype=np.int64)
     rows, index = batch.rows.take_groups(groups)
-    return Batch(rows, {n: _taken(c, rows, index, groups) for n, c in batch.columns.items()}, batch.types)
+    return _selected(batch, rows, groups, index)
 
 
 def project(batch: Batch, fields: Iterable[str]) -> Batch:
@@ -56,21 +60,10 @@ def project(batch: Batch, fields: Iterable[str]) -> Batch:
 
 def canonical(batch: Batch) -> Batch:
     """The same groups and trajectories, both sorted by identity."""
-    rows, order = batch.rows, batch.rows.canonical_order()
-    groups = np.array(sorted(range(rows.num_groups), key=rows.uids.__getitem__), dtype=np.int64)
+    groups, order = batch.rows.group_order(), batch.rows.canonical_order()
     if np.array_equal(groups, np.arange(len(groups))) and np.array_equal(order, np.arange(len(order))):
         return batch
-    position = np.empty_like(groups)
-    position[groups] = np.arange(len(groups))
-    sorted_rows = Rows(
-        [rows.uids[group] for group in groups.tolist()],
-        position[rows.group[order]],
-        rows.session[order],
-        rows.output[order],
-        rows.planned[groups],
-        rows.settled[groups],
-    )
-    return Batch(sorted_rows, {n: _taken(c, sorted_rows, order, groups) for n, c in batch.columns.items()}, batch.types)
+    return _selected(batch, batch.rows.select(groups, order), groups, order)
 
 
 def concat(parts: Sequence[Batch]) -> Batch:

@@ -133,9 +133,8 @@ def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:
     asked: dict[str, float] = {}
     rows = []
     for pool in plan.pools.values():
-        needs = {"CPU": pool.cpus} | {name: amount * pool.workers for name, amount in pool.resources.items()}
-        if pool.holds_model and present.get("GPU"):
-            needs["GPU"] = float(pool.workers)
+        one = pool.needs(accelerators=bool(present.get("GPU")))
+        needs = {name: amount * pool.workers for name, amount in one.items()}
         for name, amount in needs.items():
             asked[name] = asked.get(name, 0.0) + amount
         shown = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
@@ -143,7 +142,7 @@ def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:
     short = [name for name, amount in asked.items() if amount > present.get(name, 0.0) + 1e-9]
     if not short:
         return
-    largest = max((pool for pool, _ in rows), key=lambda pool: pool.cpus)
+    largest = max((pool for pool, _ in rows), key=lambda pool: pool.workers * pool.cpus_per_worker)
     there = ", ".join(f"{present.get(name, 0.0):g} {name}" for name in asked)
     total = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
     share = int(100 * present.get("CPU", 0.0) / max(asked.get("CPU", 1.0), 1e-9) * largest.cpus_per_worker) / 100

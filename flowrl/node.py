@@ -168,6 +168,11 @@ class Node(Settings):
             and all(port.type.axis == "Sample" and port.type.nullable for port in cls.output_ports.values())
         )
 
+    @classmethod
+    def scores_alone(cls, on_error: str) -> bool:
+        """Whether, under this policy for failures, each row runs alone in a process that can be killed."""
+        return cls.scores_rows() and on_error in ("unscored", "drop")
+
 
 _RESERVED = frozenset(dir(BaseModel)) | frozenset(dir(Node)) | ENGINE_KEYS
 

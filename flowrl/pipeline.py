@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.errors import PipelineError, Problem
 from flowrl.graph.bind import bind
-from flowrl.graph.plan import Plan, find_problems, make_plan
+from flowrl.graph.plan import Plan, find_problems
 from flowrl.spec.document import NodeSpec
 from flowrl.spec.dump import dump_resolved
 from flowrl.spec.read import Reading, read_document, read_value
@@ -26,13 +27,20 @@ class Pipeline:
         self.reading = document if isinstance(document, Reading) else read_value(document, sets)
         self.folder = Path(folder)
 
+    @cached_property
+    def _found(self) -> tuple[tuple[Problem, ...], Plan | None]:
+        return find_problems(self.reading, self.folder)
+
     def check(self) -> tuple[Problem, ...]:
         """Every problem, warnings included; empty when all is well."""
-        return find_problems(self.reading, self.folder)[0]
+        return self._found[0]
 
     def plan(self) -> Plan:
         """What runs where. Raises `PipelineError` with every problem."""
-        return make_plan(self.reading, self.folder)
+        problems, plan = self._found
+        if plan is None:
+            raise PipelineError(problems)
+        return plan
 
     def resolved(self) -> str:
         """The document with every default, those of the nodes' parameters included, as YAML."""

@@ -94,43 +94,37 @@ class Rows:
             for g, s, o in zip(self.group.tolist(), self.session.tolist(), self.output.tolist(), strict=True)
         ]
 
+    def group_order(self) -> Ints:
+        """Positions that sort the groups by uid."""
+        return np.array(sorted(range(self.num_groups), key=self.uids.__getitem__), dtype=np.int64)
+
     def canonical_order(self) -> Ints:
         """Positions that sort trajectories by identity, so that results never depend on the order of arrival."""
         rank = np.empty(self.num_groups, dtype=np.int64)
-        rank[np.array(sorted(range(self.num_groups), key=self.uids.__getitem__), dtype=np.int64)] = np.arange(
-            self.num_groups
-        )
+        rank[self.group_order()] = np.arange(self.num_groups)
         return np.lexsort((self.output, self.session, rank[self.group]))
 
-    def take(self, index: Array) -> Rows:
-        """The trajectories at these positions, with the groups that they belong to, in the old order of groups."""
-        kept = np.unique(self.group[index])
-        position = np.full(self.num_groups, -1, dtype=np.int32)
-        position[kept] = np.arange(len(kept), dtype=np.int32)
-        return Rows(
-            [self.uids[group] for group in kept.tolist()],
-            position[self.group[index]],
-            self.session[index],
-            self.output[index],
-            self.planned[kept],
-            self.settled[kept],
-        )
-
-    def take_groups(self, groups: Array) -> tuple[Rows, Ints]:
-        """The groups at these positions with all their trajectories, and the positions of those."""
-        index = np.flatnonzero(np.isin(self.group, groups))
+    def select(self, groups: Array, index: Array) -> Rows:
+        """The trajectories at `index`, in this order, with the groups at `groups`, which must hold all of theirs."""
         position = np.full(self.num_groups, -1, dtype=np.int32)
         position[groups] = np.arange(len(groups), dtype=np.int32)
-        uids = [self.uids[group] for group in groups.tolist()]
-        rows = Rows(
-            uids,
+        return Rows(
+            [self.uids[group] for group in groups.tolist()],
             position[self.group[index]],
             self.session[index],
             self.output[index],
             self.planned[groups],
             self.settled[groups],
         )
-        return rows, index
+
+    def take(self, index: Array) -> Rows:
+        """The trajectories at these positions, with the groups that they belong to, in the old order of groups."""
+        return self.select(np.unique(self.group[index]), index)
+
+    def take_groups(self, groups: Array) -> tuple[Rows, Ints]:
+        """The groups at these positions with all their trajectories, and the positions of those."""
+        index = np.flatnonzero(np.isin(self.group, groups))
+        return self.select(groups, index), index
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:

@@ -27,6 +27,11 @@ class NodeSetup:
     on_error: str
     timeout: float | None
 
+    @property
+    def fields_read(self) -> tuple[str, ...]:
+        """The fields of all its input ports, each once."""
+        return tuple(dict.fromkeys(field for fields in self.reads.values() for field in fields))
+
 
 @dataclass(frozen=True)
 class WorkerSetup:

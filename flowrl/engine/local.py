@@ -6,14 +6,15 @@ What it cannot do: overlap nodes, use several workers in a pool, or kill a row t
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.setup import THREAD_SETTINGS
 from flowrl.engine.worker import Worker
 from flowrl.errors import RunError
+from flowrl.metrics import failure_of
 
 
 class LocalCluster:
@@ -24,13 +25,14 @@ class LocalCluster:
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
         """Make the workers one after the other."""
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in a worker of its own
+        for name, value in THREAD_SETTINGS.items():
+            os.environ.setdefault(name, value)
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
             try:
                 self.workers[setup.name].load()
             except Exception as error:
-                details = "".join(traceback.format_exception(error))
+                details = failure_of((), error).traceback
                 raise RunError(f"a node could not be set up: {error}", worker=setup.name, details=details) from error
 
     def put(self, batch: Batch) -> Batch:

@@ -25,7 +25,7 @@ from flowrl.errors import RunError
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.rows import Rows
-from flowrl.schedule.base import Progress, Task
+from flowrl.schedule.base import Progress, Schedule, Task
 from flowrl.schedule.record import Event, Recorder
 from flowrl.schedule.sync import Sync
 
@@ -52,7 +52,7 @@ class Loop:
         self, plan: Plan, workers: Sequence[WorkerSetup], cluster: Cluster, prompts: PromptStream, recorder: Recorder
     ) -> None:
         self.plan, self.cluster, self.prompts, self.recorder = plan, cluster, prompts, recorder
-        self.schedule = Sync(plan.document.batch.prompts)
+        self.schedule: Schedule = Sync(plan.document.batch.prompts)
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
         self.store = Store()
         self.load = Counter[str]()
@@ -107,7 +107,7 @@ class Loop:
             progress.submit(node.name, task.uids)
             self.start(self.sync(node, task, workers), node, workers)
             return
-        parts = self.store.find([field for fields in node.reads.values() for field in fields], task.uids)
+        parts = self.store.find(node.fields_read, task.uids)
         progress.submit(node.name, task.uids)
         if node.weights == "updates" and not any(len(part.rows) for part in parts):
             raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
@@ -255,9 +255,8 @@ class Loop:
 
     def event(self, node: BoundNode, receipt: Receipt) -> Event:
         """The record of a block."""
-        reads = tuple(dict.fromkeys(field for fields in node.reads.values() for field in fields))
         return Event(
             receipt.step, node.name, receipt.attempt, receipt.worker, self.versions.get(node.model or "", 0),
-            tuple(receipt.rows.names()), receipt.start, receipt.end, receipt.bytes_in, receipt.bytes_out, reads,
-            tuple(node.writes.values()), receipt.failures,
+            tuple(receipt.rows.names()), receipt.start, receipt.end, receipt.bytes_in, receipt.bytes_out,
+            node.fields_read, tuple(node.writes.values()), receipt.failures,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flowrl.batch import Batch
 from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.setup import THREAD_SETTINGS
 from flowrl.engine.worker import Worker
 from flowrl.errors import RunError
 from flowrl.graph.pools import Pool
@@ -131,9 +132,7 @@ class RayCluster:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     self.groups[setup.pool], placement_group_bundle_index=setup.rank
                 )
-            # Threads that wait spin for microseconds, then sleep: longer spinning makes a step take seconds on a busy
-            # machine, and sleeping at once takes half as long again on an idle one.
-            threads = {"OMP_NUM_THREADS": str(setup.num_threads), "GOMP_SPINCOUNT": "10000"}
+            threads = {"OMP_NUM_THREADS": str(setup.num_threads), **THREAD_SETTINGS}
             self.actors[setup.name] = _Actor.options(**options).remote(setup, threads)
         self.stage("loading models")
         environments = self._rendezvous(workers)
@@ -154,8 +153,7 @@ class RayCluster:
 
     def _place(self) -> None:
         for name, pool in self.pools.items():
-            bundle = {"CPU": pool.cpus_per_worker, "GPU": float(pool.holds_model and _num_gpus() > 0), **pool.resources}
-            bundle = {kind: amount for kind, amount in bundle.items() if amount}
+            bundle = {kind: amount for kind, amount in pool.needs(_num_gpus() > 0).items() if amount}
             if bundle:  # a pool that asks for nothing, such as `cpu`, fits anywhere
                 self.groups[name] = placement_group([bundle] * pool.workers, strategy="PACK")
         deadline = time.monotonic() + PLACEMENT_SECONDS

@@ -9,6 +9,13 @@ from flowrl.engine.call import NodeSetup, WorkerSetup
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 
+THREAD_SETTINGS = {"GOMP_SPINCOUNT": "10000"}
+"""Environment of every process that computes.
+
+Threads that wait spin for microseconds, then sleep: longer spinning makes a step take seconds on a busy machine, and
+sleeping at once takes half as long again on an idle one.
+"""
+
 
 def num_cores() -> int:
     """CPU cores that this process may use."""

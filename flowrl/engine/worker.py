@@ -38,7 +38,7 @@ class Worker:
         """Make every node and let it load what it needs."""
         for spec in self.setup.nodes:
             node = spec.ref.load()(**spec.params)
-            if spec.on_error in ("unscored", "drop") and node.scores_rows():
+            if node.scores_alone(spec.on_error):
                 self.scorers[spec.name] = Scorer(spec, self.context(spec), self.setup.can_kill)
             else:
                 node.setup(self.context(spec))
@@ -102,7 +102,7 @@ class Worker:
     def _produce(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Iterator[Batch]:
         """The outputs of a call as they come; none where every trajectory of its groups was dropped on the way."""
         inputs, node = canonical(self._inputs(spec, call, parts)), self.nodes[spec.name]
-        missing = [field for fields in spec.reads.values() for field in fields if field not in inputs.columns]
+        missing = [field for field in spec.fields_read if field not in inputs.columns]
         axes = {node.input_ports[port].type.axis for port in spec.reads}
         if (
             axes & {"Sample", "Token", "PromptToken"}
@@ -120,8 +120,7 @@ class Worker:
             yield self._output(spec, out, inputs.rows)
 
     def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
-        wanted = [field for fields in spec.reads.values() for field in fields]
-        chosen = [take_groups(project(part, wanted), call.uids) for part in parts]
+        chosen = [take_groups(project(part, spec.fields_read), call.uids) for part in parts]
         filled = [part for part in chosen if part.columns]
         return join(filled) if filled else Batch(Rows(call.uids), {}, {})
 

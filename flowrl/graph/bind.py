@@ -49,6 +49,11 @@ class BoundNode:
         return self.spec.model
 
     @property
+    def fields_read(self) -> tuple[str, ...]:
+        """The fields of all its input ports, each once."""
+        return tuple(dict.fromkeys(field for fields in self.reads.values() for field in fields))
+
+    @property
     def weights(self) -> Weights | None:
         """What the node does with the model's weights."""
         return self.cls.weights
@@ -56,7 +61,7 @@ class BoundNode:
     @property
     def scores_rows(self) -> bool:
         """Whether each row runs alone, in a process that can be killed."""
-        return self.cls.scores_rows() and self.on_error in ("unscored", "drop")
+        return self.cls.scores_alone(self.on_error)
 
     @property
     def on_error(self) -> str:

@@ -105,7 +105,7 @@ def build(nodes: Mapping[str, BoundNode], columns: Mapping[str, FieldType]) -> G
     readers: dict[str, list[str]] = {name: [] for name in writers}
     edges: set[Edge] = set()
     for name in sorted(nodes):
-        for field in dict.fromkeys(field for fields in nodes[name].reads.values() for field in fields):
+        for field in nodes[name].fields_read:
             if field in writers:
                 readers[field].append(name)
                 edges.add(Edge(writers[field][0], name, "field", field))

@@ -103,7 +103,7 @@ def settings_against_fields(subject: Subject) -> Iterator[Problem]:
         if node.node is None or subject.bound.unresolved:
             continue
         unbound = [p for p, port in node.node.active_ports().items() if p not in node.reads and not port.optional]
-        unwritten = [f for fields in node.reads.values() for f in fields if f not in subject.graph.fields]
+        unwritten = [field for field in node.fields_read if field not in subject.graph.fields]
         unwritten += subject.renamed_badly - subject.graph.fields.keys()
         if not unbound and not unwritten:
             refusal = node.node.refuses(node.reads, prompts)

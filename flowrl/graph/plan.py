@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from flowrl.errors import PipelineError, Problem
+from flowrl.errors import Problem
 from flowrl.graph.bind import BoundNode, bind
 from flowrl.graph.build import Field, Graph, build
 from flowrl.graph.check import check
@@ -84,8 +84,7 @@ class Plan:
 
     def reads(self, node: BoundNode) -> list[Field]:
         """The fields that a node reads, each once."""
-        names = dict.fromkeys(field for fields in node.reads.values() for field in fields)
-        return [self.graph.fields[name] for name in names]
+        return [self.graph.fields[name] for name in node.fields_read]
 
     def writes(self, node: BoundNode) -> list[Field]:
         """The fields that a node writes."""
@@ -107,11 +106,3 @@ def find_problems(reading: Reading, folder: Path) -> tuple[tuple[Problem, ...], 
     if any(problem.severity == "error" for problem in problems):
         return problems, None
     return problems, Plan(document, graph, physical_pools(document.pools, graph.nodes.values()), problems)
-
-
-def make_plan(reading: Reading, folder: Path) -> Plan:
-    """The plan of a document. Raises `PipelineError` with every problem."""
-    problems, plan = find_problems(reading, folder)
-    if plan is None:
-        raise PipelineError(problems)
-    return plan

@@ -21,10 +21,10 @@ class Pool:
     logical: tuple[str, ...]
     resources: Mapping[str, float]
 
-    @property
-    def cpus(self) -> float:
-        """CPUs asked for in all."""
-        return self.workers * self.cpus_per_worker
+    def needs(self, accelerators: bool) -> dict[str, float]:
+        """What one worker asks for, by Ray's names; an accelerator only where the machines have any."""
+        gpu = {"GPU": 1.0} if self.holds_model and accelerators else {}
+        return {"CPU": self.cpus_per_worker, **self.resources, **gpu}
 
 
 def physical_name(pools: Mapping[str, PoolSpec], name: str) -> str | None:
@@ -67,5 +67,5 @@ def _most_at_once(nodes: Sequence[BoundNode]) -> int:
     Nodes that read what another one of them writes never run at the same time.
     """
     written = {field for node in nodes for field in node.writes.values()}
-    first = [node for node in nodes if not any(f in written for fields in node.reads.values() for f in fields)]
+    first = [node for node in nodes if written.isdisjoint(node.fields_read)]
     return max(1, min(len(first), 4))

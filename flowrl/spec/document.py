@@ -82,10 +82,6 @@ class NodeSpec(Settings):
         return dict(self.model_extra or {})
 
 
-ENGINE_KEYS = frozenset(NodeSpec.model_fields)
-"""Keys of a node that are no parameters of its class."""
-
-
 class SyncSchedule(Settings):
     """Roll out, train, sync, in turn."""
 

@@ -47,12 +47,6 @@ def _kind_changes(base: Tree, over: Tree) -> bool:
     return after is not None and not isinstance(after, (dict, tuple)) and after != before
 
 
-def load_with_bases(path: Path, shown: str) -> Loaded:
-    """A file laid over what it extends; where a base cannot be used, over what there is (see `incomplete`)."""
-    loaded = load_file(path, shown)
-    return with_bases(loaded, {path.resolve()}, [shown])
-
-
 def with_bases(loaded: Loaded, visited: set[Path], shown: list[str]) -> Loaded:
     """A tree laid over what it extends; `visited` and `shown` are the files on the way to it."""
     tree, problems = loaded

@@ -10,7 +10,7 @@ import difflib
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Protocol, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -19,8 +19,6 @@ from flowrl.errors import Place, Problem
 from flowrl.spec.facts import Said, missing_key, unknown_key, wrong_value
 from flowrl.spec.scalars import number
 from flowrl.spec.tree import Path_
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class Locator(Protocol):
@@ -37,27 +35,8 @@ class Repaired(NamedTuple):
     broken: frozenset[Path_]
 
 
-def validate(
-    model: type[Model],
-    data: Mapping[str, Any],
-    place: Locator,
-    path: Path_ = (),
-    *,
-    known: Iterable[str] = (),
-    homes: Mapping[str, str] | None = None,
-) -> tuple[Model | None, list[Problem]]:
-    """An instance of `model` from data that stands at `path` of the document, and the problems of the data.
-
-    With problems, the instance holds the class defaults where values were refused; it is None where that is not
-    possible. `known` are keys that may stand beside those of the model, for the nearest name of an unknown key;
-    `homes` says of a key of other sections where it belongs.
-    """
-    repaired = repair(model, data, place, path, known=known, homes=homes)
-    return repaired.instance, repaired.problems
-
-
 def repair(
-    model: type[Model],
+    model: type[BaseModel],
     data: Mapping[str, Any],
     place: Locator,
     path: Path_ = (),
@@ -67,10 +46,12 @@ def repair(
     broken: Collection[Path_] = (),
     stand_ins: Mapping[Path_, Any] | None = None,
 ) -> Repaired:
-    """Like `validate`; says also what was dropped.
+    """An instance of `model` from data that stands at `path` of the document, the problems, and what was dropped.
 
-    Nothing is reported at paths that are `broken` already. `stand_ins` gives values for required keys that are missing,
-    so that a document without them can be checked further.
+    With problems, the instance holds the class defaults where values were refused; it is None where that is not
+    possible. `known` are keys that may stand beside those of the model, for the nearest name of an unknown key;
+    `homes` says of a key of other sections where it belongs. Nothing is reported at paths that are `broken` already.
+    `stand_ins` gives values for required keys that are missing, so that a document without them can be checked further.
     """
     work = _Repair(model, data, path, place, tuple(known), homes or {}, set(broken), stand_ins or {})
     instance = work.run()

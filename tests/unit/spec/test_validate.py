@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from flowrl.errors import Place, Problem
 from flowrl.model import Settings
-from flowrl.spec.validate import validate
+from flowrl.spec.validate import repair
 
 
 class Inner(Settings):
@@ -52,7 +52,8 @@ def place(path: Sequence[str | int], key: bool = False) -> Place:
 
 
 def check(data: dict[str, Any], **options: Any) -> tuple[Params | None, list[Problem]]:
-    return validate(Params, data, place, ("nodes", "n"), **options)
+    params, problems, _ = repair(Params, data, place, ("nodes", "n"), **options)
+    return params, problems
 
 
 def test_right_data_gives_an_instance() -> None:
