@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup run test lint bench clean
+.PHONY: setup pictures run test lint bench clean
 
 setup: $(STAMP)
 
@@ -12,6 +12,12 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e ".[dev]"
 	touch $(STAMP)
+
+# Tests of pictures want a browser and Graphviz; where neither can be installed they are skipped and say so.
+pictures:
+	@{ command -v chromium && command -v dot; } >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq \
+	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium graphviz >/dev/null; } \
+	|| echo "without chromium and graphviz, tests of pictures are skipped"
 
 run: setup
 	$(BIN)/flowrl run pipelines/grpo_sync.yaml
@@ -23,10 +29,11 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/flowrl check pipelines/*.yaml
 
-test: lint
+test: lint pictures
 	$(BIN)/python -m pytest
 
 bench: setup
+	$(BIN)/python benchmarks/check_scale.py
 	$(BIN)/python benchmarks/step_vs_trl.py
 
 clean:

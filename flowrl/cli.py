@@ -30,23 +30,51 @@ Sets = Annotated[
 ]
 
 
+ToNodes = Annotated[
+    list[str],
+    typer.Option("--to-nodes", metavar="NODE", help="Keep only this node and what it needs; may be repeated."),
+]
+
+
 class View(StrEnum):
     """Forms in which a pipeline is shown."""
 
     tree = "tree"
     mermaid = "mermaid"
+    dot = "dot"
+    svg = "svg"
+    html = "html"
     json = "json"
     resolved = "resolved"
+
+
+class Style(StrEnum):
+    """Forms of an answer: for people, or for tools."""
+
+    text = "text"
+    json = "json"
+
+
+class CheckStyle(StrEnum):
+    """Forms of a list of problems."""
+
+    text = "text"
+    json = "json"
+    github = "github"
 
 
 @app.command()
 def run(
     file: File,
     sets: Sets = [],  # noqa: B006 - typer reads the default, nobody changes it
+    to_nodes: ToNodes = [],  # noqa: B006
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of training steps; same as `--set run.steps=N`.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is started.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the plan, ask the machine or cluster whether it fits, and stop."),
+    ] = False,
     local: Annotated[
         bool, typer.Option("--local", help="Run everything in this process, one node at a time, for a debugger.")
     ] = False,
@@ -55,62 +83,201 @@ def run(
         typer.Option(metavar="ADDRESS", help="Join a Ray cluster (`auto` or host:port) instead of starting one."),
     ] = None,
 ) -> None:
-    """Train: check the pipeline, start its pools, and run it."""
+    """Train: check the pipeline, start its pools, and run it.
+
+    `flowrl run my.yaml --to-nodes advantage` generates and scores, and stops before training.
+    """
     from flowrl.commands import run_pipeline
 
     overrides = [*sets, *([f"run.steps={steps}"] if steps is not None else [])]
-    raise typer.Exit(run_pipeline(file, overrides, dry_run=dry_run, local=local, address=address))
+    raise typer.Exit(run_pipeline(file, overrides, to_nodes, dry_run=dry_run, local=local, address=address))
 
 
 @app.command()
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Pipeline files (YAML).")],
     sets: Sets = [],  # noqa: B006
+    to_nodes: ToNodes = [],  # noqa: B006
+    strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail, too.")] = False,
+    style: Annotated[
+        CheckStyle, typer.Option("--format", help="`json` for tools, `github` for annotations in a workflow.")
+    ] = CheckStyle.text,
 ) -> None:
-    """Check pipelines without starting anything; prints every problem with its place and its fix."""
+    """Check pipelines without starting anything; prints every problem with its place and its fix.
+
+    Exit code 2 if one of them is wrong. Every code is explained in docs/errors.md.
+    """
     from flowrl.commands import check_pipelines
 
-    raise typer.Exit(check_pipelines(files, sets))
+    raise typer.Exit(check_pipelines(files, sets, to_nodes, strict=strict, style=style.value))
 
 
 @app.command()
-def plan(file: File, sets: Sets = []) -> None:  # noqa: B006
-    """Dry run: what would run where, with every field, its type, its shape, its writer and its readers."""
+def plan(
+    file: File,
+    sets: Sets = [],  # noqa: B006
+    to_nodes: ToNodes = [],  # noqa: B006
+    style: Annotated[Style, typer.Option("--format", help="`json` is a stable snapshot for tools.")] = Style.text,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Length of a prompt that the sizes assume.")
+    ] = None,
+    response_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Length of a response that the sizes assume.")
+    ] = None,
+) -> None:
+    """Dry run: what would run where, with every field, its shape and bytes, memory, FLOPs and batch arithmetic."""
     from flowrl.commands import show_plan
 
-    raise typer.Exit(show_plan(file, sets))
+    raise typer.Exit(show_plan(file, sets, to_nodes, style.value, prompt_tokens, response_tokens))
 
 
 @app.command()
 def show(
     file: File,
     sets: Sets = [],  # noqa: B006
+    to_nodes: ToNodes = [],  # noqa: B006
     as_: Annotated[
-        View, typer.Option("--as", help="Form of the picture; `resolved` prints the document with every default.")
+        View,
+        typer.Option(
+            "--as",
+            help="Form of the picture. `html` is a page to explore, `svg` needs Graphviz, `resolved` prints the "
+            "document with every default.",
+        ),
     ] = View.tree,
+    unroll: Annotated[
+        int | None, typer.Option(min=1, max=100, metavar="K", help="Draw K steps under the schedule.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write to a file instead of the terminal.")
+    ] = None,
 ) -> None:
-    """Show the graph of a pipeline, or the document with every default."""
+    """Show the graph of a pipeline, or the document with every default.
+
+    `flowrl show my.yaml --as html -o graph.html` is the one to look at.
+    """
     from flowrl.commands import show_pipeline
 
-    raise typer.Exit(show_pipeline(file, sets, as_.value))
+    raise typer.Exit(show_pipeline(file, sets, to_nodes, as_.value, unroll, output))
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="Pipeline file (YAML).")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Pipeline file to compare with.")],
+    sets: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override one value in both.")] = [],  # noqa: B006
+    style: Annotated[Style, typer.Option("--format", help="`json` for tools.")] = Style.text,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ.")] = False,
+) -> None:
+    """Compare two pipelines by what they mean: nodes, edges, fields, models, pools, schedule and parameters."""
+    from flowrl.commands import show_difference
+
+    raise typer.Exit(show_difference(before, after, sets, style.value, exit_code))
+
+
+NODE = typer.Argument(metavar="NAME", help="Library name, import path (`pkg.mod:Class`) or file (`./file.py:Class`).")
+FOLDER = typer.Option(help="Where to write; made if it is missing.")
 
 
 @app.command()
 def nodes(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Library name, import path or file:Class.")
-    ] = None,
+    name: Annotated[str | None, NODE] = None,
+    style: Annotated[Style, typer.Option("--format", help="`json` is a stable form for tools.")] = Style.text,
 ) -> None:
-    """List the library's nodes, or explain one: parameters, reads, writes."""
-    from flowrl.commands import show_nodes
+    """List the nodes of the library, or explain one.
 
-    raise typer.Exit(show_nodes(name))
+    `flowrl nodes update.policy` shows its parameters with their ranges, what it reads and writes, and a line to paste
+    under `nodes:`. Classes of your own are explained in the same way.
+    """
+    from flowrl.tools import show_nodes
+
+    raise typer.Exit(show_nodes(name, style.value))
+
+
+new = typer.Typer(
+    help="Write files to start from: a node with its test and its pipeline, or a pipeline. Nothing is overwritten.",
+    no_args_is_help=True, rich_markup_mode="markdown",
+)  # fmt: skip
+app.add_typer(new, name="new")
+
+
+class NodeKind(StrEnum):
+    """Kinds of nodes that can be started from."""
+
+    reward = "reward"
+    advantage = "advantage"
+    filter = "filter"
+    metric = "metric"
+
+
+@new.command("node")
+def new_node(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the node and its module, such as `partial_credit`.")],
+    kind: Annotated[
+        NodeKind, typer.Option(help="What it does: score, compare scores, narrow what is trained, or only report.")
+    ] = NodeKind.reward,
+    folder: Annotated[Path, FOLDER] = Path(),
+) -> None:
+    """Write NAME.py, test_NAME.py and NAME.yaml: a class, its test, and the default pipeline with it.
+
+    All three work as they are. Then change the class, and what follows from it.
+    """
+    from flowrl.tools import make_node
+
+    raise typer.Exit(make_node(name, kind.value, folder))
+
+
+@new.command("pipeline")
+def new_pipeline(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the pipeline and its file.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="PIPELINE", help="A shipped pipeline, or a file of your own.")
+    ] = "grpo_sync",
+    folder: Annotated[Path, FOLDER] = Path(),
+) -> None:
+    """Write NAME.yaml, a full copy of a pipeline to change, and a schema so that editors complete and check it."""
+    from flowrl.tools import make_pipeline
+
+    raise typer.Exit(make_pipeline(name, source, folder))
+
+
+@app.command()
+def schema(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pipelines whose own nodes to know, too.")] = [],  # noqa: B006
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write to a file.")] = None,
+) -> None:
+    """Print the JSON Schema of pipelines, from which editors complete, explain and check.
+
+    It knows the parameters of every library node, and of your own nodes in the given pipelines. Name it in a comment
+    at the top of a pipeline: `# yaml-language-server: $schema=PATH`. See docs/editor.md.
+    """
+    from flowrl.tools import print_schema
+
+    raise typer.Exit(print_schema(files, output))
+
+
+@app.command("test-node")
+def try_node(
+    name: Annotated[str, NODE],
+    sets: Annotated[
+        list[str], typer.Option("--set", metavar="PARAM=VALUE", help="A parameter of the node; VALUE is YAML.")
+    ] = [],  # noqa: B006
+    seed: Annotated[int, typer.Option(min=0, help="Of the synthetic batches and of the node.")] = 0,
+) -> None:
+    """Try a node on synthetic ragged batches: does it keep what every node owes the engine?
+
+    It reads only what it declares and writes what it declares, is deterministic under a seed, keeps identities, needs
+    no more than its scope, and survives empty rows and nulls. Exit code 1 if it does not. In a test of yours,
+    `flowrl.testing.check_node` does the same.
+    """
+    from flowrl import tools
+
+    raise typer.Exit(tools.try_node(name, sets, seed))
 
 
 @app.command()
 def doctor() -> None:
     """Look at this machine: versions, CPUs, memory, accelerators, and what is missing."""
-    from flowrl.commands import examine
+    from flowrl.tools import examine
 
     raise typer.Exit(examine())
 

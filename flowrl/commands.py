@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
-import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from flowrl.errors import PipelineError, Problem, RunError
-from flowrl.pipeline import load
+from flowrl.pipeline import Pipeline, load
 
 FINE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
-def run_pipeline(file: Path, sets: Sequence[str], *, dry_run: bool, local: bool, address: str | None) -> int:
+def run_pipeline(
+    file: Path, sets: Sequence[str], to_nodes: Sequence[str], *, dry_run: bool, local: bool, address: str | None
+) -> int:
     """`flowrl run`."""
-    if dry_run:
-        return show_plan(file, sets)
     if local and address is not None:
         say("error: --local runs in this process and joins no cluster; give one of --local and --address")
         return WRONG
     try:
-        load(file, sets).run(local=local, address=address)
+        pipeline = load(file, sets, to_nodes)
+        if dry_run:
+            return _rehearse(pipeline, local=local, address=address)
+        pipeline.run(local=local, address=address)
     except PipelineError as error:
         return report(error.problems)
     except RunError as error:
@@ -40,129 +38,109 @@ def run_pipeline(file: Path, sets: Sequence[str], *, dry_run: bool, local: bool,
     return FINE
 
 
-def check_pipelines(files: Sequence[Path], sets: Sequence[str]) -> int:
+def _rehearse(pipeline: Pipeline, *, local: bool, address: str | None) -> int:
+    """`flowrl run --dry-run`: the page of `flowrl plan`, and what a run would find on this machine or cluster."""
+    from flowrl.launch import rehearse
+
+    print(pipeline.draw("plan"))
+    print(f"\ncluster\n  {rehearse(pipeline.plan(), pipeline.reading, local=local, address=address)}")
+    return report(pipeline.check())
+
+
+def check_pipelines(
+    files: Sequence[Path], sets: Sequence[str], to_nodes: Sequence[str], *, strict: bool, style: str
+) -> int:
     """`flowrl check`."""
-    code = FINE
+    code, problems = FINE, list[Problem]()
     for file in files:
-        pipeline = load(file, sets)
-        wrong = report(pipeline.check())
-        code = max(code, wrong)
-        if not wrong:
-            plan = pipeline.plan()
-            print(f"{file}: fine, {len(plan.graph.nodes)} nodes in {len(plan.graph.levels)} levels")
+        pipeline = load(file, sets, to_nodes)
+        found = pipeline.check()
+        wrong = any(problem.severity == "error" or strict for problem in found)
+        code = WRONG if wrong else code
+        problems += found
+        if style == "text":
+            report(found, strict)
+            graph = None if wrong else pipeline.plan().graph
+            if graph is not None:
+                print(f"{file}: fine, {len(graph.nodes)} nodes in {len(graph.levels)} levels")
+    if style == "json":
+        data = {"format": 1, "fine": code == FINE, "problems": [problem.as_data() for problem in problems]}
+        print(json.dumps(data, indent=2))
+    if style == "github":
+        for problem in problems:
+            print(problem.as_github())
     return code
 
 
-def show_plan(file: Path, sets: Sequence[str]) -> int:
+def show_plan(
+    file: Path,
+    sets: Sequence[str],
+    to_nodes: Sequence[str],
+    style: str,
+    prompt_tokens: int | None,
+    response_tokens: int | None,
+) -> int:
     """`flowrl plan`."""
-    from flowrl.graph.draw import as_plan
-
+    pipeline = load(file, sets, to_nodes)
     try:
-        plan = load(file, sets).plan()
+        view = "plan" if style == "text" else "json"
+        print(pipeline.draw(view, prompt_tokens=prompt_tokens, response_tokens=response_tokens))
     except PipelineError as error:
         return report(error.problems)
-    print(as_plan(plan))
-    return report(plan.warnings)
+    return report(pipeline.check())
 
 
-def show_pipeline(file: Path, sets: Sequence[str], view: str) -> int:
+def show_pipeline(
+    file: Path, sets: Sequence[str], to_nodes: Sequence[str], view: str, unroll: int | None, output: Path | None
+) -> int:
     """`flowrl show`."""
-    from flowrl.graph.draw import as_data, as_mermaid, as_tree
+    from flowrl.graph.picture import PictureError
 
-    pipeline = load(file, sets)
+    pipeline = load(file, sets, to_nodes)
     try:
-        if view == "resolved":
-            code = report(pipeline.reading.problems)
-            if code == FINE:
-                print(pipeline.resolved(), end="")
-            return code
-        plan = pipeline.plan()
+        if view == "resolved" and report(pipeline.reading.problems):
+            return WRONG
+        text = pipeline.draw(view, unroll=unroll, color=output is None and sys.stdout.isatty())
     except PipelineError as error:
         return report(error.problems)
-    if view == "json":
-        print(json.dumps(as_data(plan), indent=2))
-    else:
-        print(as_tree(plan) if view == "tree" else as_mermaid(plan))
+    except PictureError as error:
+        say(f"error: {error}")
+        return WRONG
+    if output is None:
+        print(text)
+        return FINE
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        say(f"error: cannot write '{output}': {error.strerror or error}")
+        return WRONG
+    say(f"written: {output}")
     return FINE
 
 
-def show_nodes(name: str | None) -> int:
-    """`flowrl nodes`."""
-    from flowrl.registry import BrokenNode, UnknownNode, find, library_names
+def show_difference(before: Path, after: Path, sets: Sequence[str], style: str, exit_code: bool) -> int:
+    """`flowrl diff`."""
+    from flowrl.graph.diff import as_data, as_text
 
-    names = library_names() if name is None else [name]
-    for one in names:
-        try:
-            cls = find(one, Path.cwd()).load()
-        except (UnknownNode, BrokenNode) as error:
-            say(f"error: {error}")
-            return WRONG
-        doc = (cls.__doc__ or "").strip()
-        if name is None:
-            print(f"{one:<24} {doc.splitlines()[0] if doc else ''}")
-        else:
-            print("\n".join(_explain(one, doc, cls)))
-    return FINE
+    pipelines = [load(file, sets) for file in (before, after)]
+    codes = [report(p for p in pipeline.check() if p.severity == "error") for pipeline in pipelines]
+    if any(codes):
+        return WRONG
+    changes = pipelines[0].diff(pipelines[1])
+    print(json.dumps(as_data(changes), indent=2) if style == "json" else as_text(changes))
+    return FAILED if changes and exit_code else FINE
 
 
-def _explain(name: str, doc: str, cls: Any) -> list[str]:
-    """One node in full: what a user needs to write its line of YAML."""
-    schema = cls.model_json_schema().get("properties", {})
-    lines = [name, *(f"  {line.strip()}" if line.strip() else "" for line in doc.splitlines()), "", "parameters"]
-    for key, field in cls.model_fields.items():
-        default = "required" if field.is_required() else f"default {json.dumps(schema[key].get('default'))}"
-        limits = [f"{word} {schema[key][word]}" for word in _LIMITS if word in schema[key]]
-        choices = [" | ".join(map(str, schema[key]["enum"]))] if "enum" in schema[key] else []
-        note = f"  {field.description}" if field.description else ""
-        lines.append(f"  {key}: {', '.join([*choices, default, *limits])}{note}")
-    lines += ["  none"] * (not cls.model_fields)
-    lines += ["", "reads", *(f"  {port}" for port in cls.input_ports.values())]
-    lines += ["writes", *(f"  {port}" for port in cls.output_ports.values())]
-    model = f", {cls.weights} a model's weights" if cls.weights else ""
-    pool = ", needs a pool of its own" if cls.device == "accelerator" else ""
-    return [*lines, "", f"scope {cls.scope}{model}{pool}", f"source {sys.modules[cls.__module__].__file__}"]
-
-
-_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength")
-
-
-def examine() -> int:
-    """`flowrl doctor`."""
-    print(f"python        {platform.python_version()} on {platform.machine()}")
-    missing = []
-    for package in ("ray", "torch", "transformers", "accelerate", "pyarrow", "mlflow", "vllm"):
-        try:
-            print(f"{package:<13} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            optional = package in ("mlflow", "vllm")
-            print(f"{package:<13} not installed" + (" (optional)" if optional else ""))
-            missing += [] if optional else [package]
-    print(f"cpu           {len(os.sched_getaffinity(0))} cores")
-    print(f"memory        {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB")
-    shared = shutil.disk_usage("/dev/shm").free / 2**30 if Path("/dev/shm").exists() else 0.0
-    print(f"object store  {shared:.1f} GiB free in /dev/shm")
-    print(f"disk          {shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
-    if "torch" not in missing:
-        import torch
-
-        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        print(f"accelerators  {', '.join(gpus) or 'none: models run on CPU workers'}")
-    if missing:
-        say(f"missing: {', '.join(missing)}")
-        return FAILED
-    print("all that the default pipeline needs is here")
-    return FINE
-
-
-def report(problems: Any) -> int:
-    """Print problems to the error stream; 2 if one of them is an error."""
-    found: list[Problem] = list(problems)
+def report(problems: Iterable[Problem], strict: bool = False) -> int:
+    """Print problems to the error stream; 2 if one of them is an error, or with `strict` if there is any."""
+    found = list(problems)
+    errors = sum(problem.severity == "error" for problem in found)
+    warnings = len(found) - errors
     if found:
         say("\n\n".join(problem.render() for problem in found))
-        errors = sum(problem.severity == "error" for problem in found)
-        say(f"\n{errors} error{'s' * (errors != 1)}, {len(found) - errors} warning{'s' * (len(found) - errors != 1)}")
-        return WRONG if errors else FINE
-    return FINE
+        counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+        say(f"\n{counts}{', which --strict counts as errors' if strict and warnings else ''}")
+    return WRONG if errors or (strict and found) else FINE
 
 
 def say(text: str) -> None:

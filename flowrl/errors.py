@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
 
@@ -58,6 +58,36 @@ class Problem:
         if self.fix:
             lines.append(f"   fix: {self.fix}")
         return "\n".join(lines)
+
+    def as_data(self) -> dict[str, Any]:
+        """The problem as plain data for tools; lines and columns count from 1."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "file": self.place.file,
+            "line": self.place.line,
+            "column": self.place.column,
+            "length": self.place.length,
+            "path": self.place.path,
+            "fact": self.fact,
+            "notes": list(self.notes),
+            "fix": self.fix,
+        }
+
+    def as_github(self) -> str:
+        """The problem as a workflow command of GitHub Actions, which shows it beside the line."""
+        place = self.place
+        where = {"file": place.file, "line": place.line, "col": place.column, "endColumn": place.column + place.length}
+        if place.file.startswith(("-", "<")):
+            where = {}  # an option of the command or Python code: no file of the repository
+        keys = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in [*where.items(), ("title", self.code)])
+        text = "\n".join([self.fact, *self.notes, *[f"fix: {self.fix}"] * bool(self.fix)])
+        return f"::{self.severity} {keys}::{_escaped(text)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """As workflow commands want it: percent signs, line ends, and in properties colons and commas too."""
+    return "".join(f"%{ord(letter):02X}" if letter in "%\r\n" + more else letter for letter in text)
 
 
 class PipelineError(Exception):

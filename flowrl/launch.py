@@ -42,6 +42,7 @@ class Result:
 
 def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
     """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
+    refuse_unavailable(plan)
     if local:
         plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
     elif address is None:
@@ -60,6 +61,38 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
     with signals_restored():
         run_recorded(plan, reading, prompts, recorder, local=local, address=address)
     return Result(folder.path, tuple(history.metrics))
+
+
+def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) -> str:
+    """What a run would find: raises what `launch` would before it starts workers, else says how the pools fit.
+
+    With an address, the cluster there is asked; nothing is placed on it.
+    """
+    refuse_unavailable(plan)
+    if local:
+        return "this process: one worker a pool, whatever the pools ask for"
+    where, present = "this machine", {"CPU": float(num_cores())}
+    if address is not None:
+        from flowrl.engine.pools import RayCluster
+
+        cluster = RayCluster(plan.pools, (), num_cores(), address, lambda _: None)
+        try:
+            where, present = f"the cluster at {address}", cluster.connect()
+        finally:
+            cluster.close()
+    require(plan, reading, present)
+    asked = asked_for(plan, present)
+    return (
+        f"{where}: "
+        + ", ".join(f"{amount:g} of {present.get(name, 0.0):g} {name}" for name, amount in asked.items() if amount)
+        + " asked for: it fits"
+    )
+
+
+def refuse_unavailable(plan: Plan) -> None:
+    """FR079: what this version can plan and not run is refused here, before anything starts."""
+    if any(problem.code == "FR079" for problem in plan.warnings):
+        raise PipelineError([replace(p, severity="error") if p.code == "FR079" else p for p in plan.warnings])
 
 
 def make_folder(plan: Plan, reading: Reading) -> RunFolder:
@@ -128,29 +161,32 @@ def on_signal(number: signal.Signals, handler: Any) -> None:
         signal.signal(number, handler)
 
 
+def asked_for(plan: Plan, present: Mapping[str, float]) -> dict[str, float]:
+    """What all pools ask for together, by Ray's names."""
+    asked: dict[str, float] = {}
+    for pool in plan.pools.values():
+        for name, amount in pool.needs(accelerators=bool(present.get("GPU"))).items():
+            asked[name] = asked.get(name, 0.0) + amount * pool.workers
+    return asked
+
+
 def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:
     """FR051: what the pools ask for must be there; refused with a table instead of waiting for ever."""
-    asked: dict[str, float] = {}
-    rows = []
-    for pool in plan.pools.values():
-        one = pool.needs(accelerators=bool(present.get("GPU")))
-        needs = {name: amount * pool.workers for name, amount in one.items()}
-        for name, amount in needs.items():
-            asked[name] = asked.get(name, 0.0) + amount
-        shown = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
-        rows.append((pool, f"pools.{pool.name} asks for {pool.workers} worker{'s' * (pool.workers > 1)}: {shown}"))
+    asked = asked_for(plan, present)
     short = [name for name, amount in asked.items() if amount > present.get(name, 0.0) + 1e-9]
     if not short:
         return
-    largest = max((pool for pool, _ in rows), key=lambda pool: pool.workers * pool.cpus_per_worker)
+    notes = []
+    for pool in plan.pools.values():
+        needs = pool.needs(accelerators=bool(present.get("GPU")))
+        shown = ", ".join(f"{amount * pool.workers:g} {name}" for name, amount in needs.items())
+        notes.append(f"pools.{pool.name} asks for {pool.workers} worker{'s' * (pool.workers > 1)}: {shown}")
+    largest = max(plan.pools.values(), key=lambda pool: pool.workers * pool.cpus_per_worker)
     there = ", ".join(f"{present.get(name, 0.0):g} {name}" for name in asked)
     total = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
     share = int(100 * present.get("CPU", 0.0) / max(asked.get("CPU", 1.0), 1e-9) * largest.cpus_per_worker) / 100
     fix = f"--set pools.{largest.name}.workers=N with fewer workers"
     if short == ["CPU"] and share > 0:
         fix += f", or let workers share cores: --set pools.{largest.name}.cpus_per_worker={share:g}"
-    path = ("pools", largest.name, "workers")
-    raise PipelineError([
-        Problem("FR051", reading.place(path), f"the pools ask for {total}; present: {there}", fix,
-                tuple(text for _, text in rows))
-    ])  # fmt: skip
+    place = reading.place(("pools", largest.name, "workers"))
+    raise PipelineError([Problem("FR051", place, f"the pools ask for {total}; present: {there}", fix, tuple(notes))])

@@ -42,6 +42,8 @@ class ModelSpec(Settings):
     """Whether an update node may change the weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in memory."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Over the workers of its pool: a copy of weights and optimizer on each, or a share of them on each."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Used when the model is trainable."""
 

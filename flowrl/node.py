@@ -131,10 +131,11 @@ class Node(Settings):
         needs = self.needs()
         return {name: port for name, port in self.input_ports.items() if needs.get(name, True)}
 
-    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int) -> str:
-        """Why these settings do not go with the fields that the ports read, or with the number of prompts of a batch.
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
+        """Why these settings do not go with the fields that the ports read, or with what the schedule hands over.
 
-        Empty when they do; asked before launch. `reads` lacks the optional ports whose field nobody writes.
+        That is a batch of so many prompts, whose samples may be so many versions old. Empty when all is well; asked
+        before launch. `reads` lacks the optional ports whose field nobody writes.
         """
         return ""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.errors import PipelineError, Problem
-from flowrl.graph.bind import bind
-from flowrl.graph.plan import Plan, find_problems
+from flowrl.graph.diff import Change, compare
+from flowrl.graph.examine import Found, examine
+from flowrl.graph.plan import Plan
 from flowrl.spec.document import NodeSpec
 from flowrl.spec.dump import dump_resolved
 from flowrl.spec.read import Reading, read_document, read_value
@@ -18,28 +21,40 @@ if TYPE_CHECKING:
     from flowrl.launch import Result
 
 
+VIEWS = ("tree", "mermaid", "dot", "svg", "html", "json", "resolved", "plan")
+"""Forms in which `Pipeline.draw` shows a pipeline."""
+
+
 class Pipeline:
-    """One pipeline. `Pipeline({...})` takes the same mapping as the YAML file."""
+    """One pipeline. `Pipeline({...})` takes the same mapping as the YAML file.
+
+    With `to_nodes`, only these nodes and what they depend on: `to_nodes=["advantage"]` stops before training.
+    """
 
     def __init__(
-        self, document: Mapping[str, Any] | Reading, folder: str | Path = ".", sets: Sequence[str] = ()
+        self,
+        document: Mapping[str, Any] | Reading,
+        folder: str | Path = ".",
+        sets: Sequence[str] = (),
+        to_nodes: Sequence[str] = (),
     ) -> None:
         self.reading = document if isinstance(document, Reading) else read_value(document, sets)
         self.folder = Path(folder)
+        self.to_nodes = tuple(to_nodes)
 
     @cached_property
-    def _found(self) -> tuple[tuple[Problem, ...], Plan | None]:
-        return find_problems(self.reading, self.folder)
+    def _found(self) -> Found:
+        return examine(self.reading, self.folder, self.to_nodes)
 
     def check(self) -> tuple[Problem, ...]:
         """Every problem, warnings included; empty when all is well."""
-        return self._found[0]
+        return self._found.problems
 
     def plan(self) -> Plan:
         """What runs where. Raises `PipelineError` with every problem."""
-        problems, plan = self._found
+        plan = self._found.plan
         if plan is None:
-            raise PipelineError(problems)
+            raise PipelineError(self._found.problems)
         return plan
 
     def resolved(self) -> str:
@@ -47,13 +62,40 @@ class Pipeline:
         document = self.reading.document
         if document is None:
             raise PipelineError(self.reading.problems)
-        bound = bind(document, self.reading, self.folder).nodes
-        parameters = {name: node.node.model_dump() for name, node in bound.items() if node.node is not None}
+        bound = self._found.nodes.items()
+        parameters = {name: node.node.model_dump() for name, node in bound if node.node is not None}
         nodes = {
             name: NodeSpec.model_validate(spec.model_dump() | parameters.get(name, {}))
             for name, spec in document.nodes.items()
         }
         return dump_resolved(document.model_copy(update={"nodes": nodes}))
+
+    def draw(
+        self,
+        view: str = "tree",
+        *,
+        unroll: int | None = None,
+        color: bool = False,
+        prompt_tokens: int | None = None,
+        response_tokens: int | None = None,
+    ) -> str:
+        """The pipeline as text of one of the `VIEWS`.
+
+        `unroll` draws so many steps under the schedule; `color` is for a terminal; the lengths are what the sizes in
+        `plan` and `json` assume. Raises `PipelineError`, or `PictureError` where `svg` lacks Graphviz.
+        """
+        if view == "resolved":
+            return self.resolved().rstrip("\n")
+        return _draw(self.plan(), view, unroll, color, prompt_tokens, response_tokens)
+
+    def _repr_html_(self) -> str:
+        """The picture in a notebook."""
+        page = html.escape(self.draw("html"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 600px; border: 0"></iframe>'
+
+    def diff(self, other: Pipeline) -> tuple[Change, ...]:
+        """What is different in `other`; `str` of a change is a line for people."""
+        return compare(self.plan(), other.plan())
 
     def run(self, *, local: bool = False, address: str | None = None, quiet: bool = False) -> Result:
         """Run it: on Ray started here, on the cluster at `address`, or in this process with `local`.
@@ -65,6 +107,24 @@ class Pipeline:
         return launch(self.plan(), self.reading, self.resolved(), local=local, address=address, quiet=quiet)
 
 
-def load(path: str | Path, sets: Sequence[str] = ()) -> Pipeline:
-    """The pipeline in a YAML file, with overrides as in `--set`."""
-    return Pipeline(read_document(path, sets), Path(path).parent)
+def load(path: str | Path, sets: Sequence[str] = (), to_nodes: Sequence[str] = ()) -> Pipeline:
+    """The pipeline in a YAML file or of a shipped name, with overrides as in `--set`, cut to what `to_nodes` need."""
+    return Pipeline(read_document(path, sets), Path(path).parent, to_nodes=to_nodes)
+
+
+def _draw(
+    plan: Plan, view: str, unroll: int | None, color: bool, prompt_tokens: int | None, response_tokens: int | None
+) -> str:
+    from flowrl.graph import data, draw, page, report, sizes
+
+    if view in ("plan", "json") and unroll is None:
+        lengths = sizes.lengths_of(plan, prompt_tokens, response_tokens)
+        return report.as_plan(plan, lengths) if view == "plan" else json.dumps(data.as_data(plan, lengths), indent=2)
+    if view == "json":
+        return json.dumps(draw.as_picture_data(plan, unroll), indent=2)
+    if view == "tree":
+        return draw.as_tree(plan, color=color, unroll=unroll)
+    drawings = {"mermaid": draw.as_mermaid, "dot": draw.as_dot, "svg": draw.as_svg, "html": page.as_html}
+    if view not in drawings:
+        raise ValueError(f"a pipeline can be drawn as {', '.join(VIEWS)}, not as {view!r}")
+    return drawings[view](plan, unroll).rstrip("\n")

@@ -273,6 +273,88 @@ class TwoReductions(Node):
         metric("x", 1.0, reduce="sum")
 
 
+class Gate(Node):
+    """Which groups to keep."""
+
+    scope = "group"
+
+    class Out(NamedTuple):
+        keep: Prompt[bool]
+        score_again: Sample[float]
+
+    def run(self, score: Sample[float]) -> Out:
+        return self.Out(Prompt(score.rows, np.ones(score.rows.num_groups, dtype=np.bool_)), score)
+
+
+class LateGate(Node):
+    """Which groups to keep, judged after the update."""
+
+    scope = "group"
+
+    class Out(NamedTuple):
+        keep: Prompt[bool]
+
+    def run(self, late: Token[bool]) -> Out:
+        return self.Out(Prompt(late.rows, np.ones(late.rows.num_groups, dtype=np.bool_)))
+
+
+class Mean(Node):
+    """The mean over the tokens of each sample."""
+
+    class Out(NamedTuple):
+        mean: Sample[float]
+
+    def run(self, tokens: Token[float]) -> Out:
+        return self.Out(tokens.mean("sample"))
+
+
+class Blend(Node):
+    """The sum of any number of values of tokens, and of others if anybody writes them."""
+
+    class Out(NamedTuple):
+        blend: Token[float]
+        level: Sample[float]
+
+    def run(self, parts: list[Token[float]], more: list[Token[float]] | None = None) -> Out:
+        blend = sum(parts[1:], parts[0])
+        return self.Out(blend, blend.mean("sample"))
+
+
+class Chosen(Node):
+    """Values of the groups that are kept, and a text for each prompt."""
+
+    class Out(NamedTuple):
+        chosen: Sample[float]
+        text: Prompt[str]
+
+    def run(self, keep: Prompt[bool], value: Sample[float], label: Prompt[str]) -> Out:
+        return self.Out(value, label)
+
+
+class Fresh(Node):
+    """Right only for samples of the present weights."""
+
+    limit: int = 0
+
+    class Out(NamedTuple):
+        fresh: Sample[float]
+
+    def max_staleness(self) -> float:
+        return self.limit
+
+    def run(self, score: Sample[float]) -> Out:
+        return self.Out(score)
+
+
+class Nucleus(Rollout):
+    """A rollout with the usual filters of sampling."""
+
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 def stub(name: str, cls: str, **settings: Any) -> NodeSetup:
     """One of the nodes above as a worker needs it, every port that it must have under its own name."""
     ref = NodeRef(f"stub_nodes:{cls}", "stub_nodes", cls)

@@ -42,7 +42,7 @@ class Arithmetic(DataSet):
         """Too few rows for a batch."""
         if self.size >= num_needed:
             return []
-        fact = f"a batch takes {num_needed} prompts, but the data set has {self.size} rows"
+        fact = f"{num_needed} prompts are needed at once, but the data set has {self.size} rows"
         return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower batch.prompts")]
 
     def load(self) -> list[Row]:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -53,16 +55,16 @@ class Jsonl(DataSet):
     def problems(self, place: Callable[[str], Place], num_needed: int = 1) -> list[Problem]:
         """A missing file, bad lines among the first, too few rows for a batch."""
         try:
-            lines = list(itertools.islice(self._lines(), max(num_needed, NUM_FIRST_ROWS)))
+            lines = list(itertools.islice(self._lines(), min(max(num_needed, NUM_FIRST_ROWS), sys.maxsize)))
         except OSError as error:
             path = Path(self.path)
-            siblings = [other.name for other in path.parent.glob("*.jsonl")]
+            siblings = [other.name for other in path.parent.glob("*.jsonl")] if error.errno == errno.ENOENT else []
             fact = f"cannot read '{self.path}': {error.strerror or error}"
             fix = nearest(path.name, siblings) or "path: a JSONL file, relative to the YAML file that names it"
             return [Problem(BAD_DATA, place("path"), fact, fix)]
         found = self._bad_lines(lines[:NUM_FIRST_ROWS], _declare(lines[:NUM_FIRST_ROWS]))
         if not found and len(lines) < num_needed:
-            fact = f"a batch takes {num_needed} prompts, but '{self.path}' has {len(lines)} rows"
+            fact = f"{num_needed} prompts are needed at once, but '{self.path}' has {len(lines)} rows"
             return [Problem(BAD_DATA, place("path"), fact, "add rows, or lower batch.prompts")]
         return found
 
@@ -86,6 +88,8 @@ class Jsonl(DataSet):
 
     def _lines(self) -> Iterator[_Line]:
         """Every line that is not blank. Raises `OSError`."""
+        if "\0" in self.path:
+            raise OSError(errno.EINVAL, "no path holds the character NUL")
         with open(self.path, "rb") as file:
             for number, raw in enumerate(file, start=1):
                 line = _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)

@@ -5,15 +5,18 @@ A node that cannot be bound is left out, or kept with its class alone, so that t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from flowrl.errors import Problem, nearest
 from flowrl.fields import Port
 from flowrl.node import ENGINE_KEYS, Node, Weights
 from flowrl.registry import BrokenNode, NodeRef, UnknownNode, find
 from flowrl.spec.document import Document, NodeSpec, homes
+from flowrl.spec.facts import Said
 from flowrl.spec.read import Reading
 from flowrl.spec.tree import Path_
 from flowrl.spec.validate import repair
@@ -37,6 +40,8 @@ class BoundNode:
     """Port to fields; several for a list port."""
     writes: Mapping[str, str]
     """Port to field."""
+    demands: frozenset[str] = frozenset()
+    """Optional ports that its settings need."""
 
     @property
     def pool(self) -> str:
@@ -48,7 +53,7 @@ class BoundNode:
         """Name of the model used."""
         return self.spec.model
 
-    @property
+    @cached_property
     def fields_read(self) -> tuple[str, ...]:
         """The fields of all its input ports, each once."""
         return tuple(dict.fromkeys(field for fields in self.reads.values() for field in fields))
@@ -93,25 +98,59 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
     """Bind every node of the document; `folder` is where `./file.py:Class` starts from."""
     nodes: dict[str, BoundNode] = {}
     problems: list[Problem] = []
+    broken = set(reading.broken)
+    classes: dict[str, _Class | Said] = {}
     for name, spec in document.nodes.items():
-        place = reading.place(("nodes", name, "use"))
+        found = classes.get(spec.use) or classes.setdefault(spec.use, _class_of(spec.use, folder))
+        if isinstance(found, Said):
+            place = reading.place(("nodes", name, "use"))
+            problems.append(Problem(found.code, place, f"nodes.{name}: {found.fact}", found.fix))
+            continue
         try:
-            ref = find(spec.use, folder)
-            cls = ref.load()
-        except UnknownNode as error:
-            library = "" if ":" in spec.use else "`flowrl nodes` lists the library"
-            problems.append(Problem("FR009", place, f"nodes.{name}: {error}", library or _WHERE))
+            node, wrong, more = repair(
+                found.cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes()
+            )
+            needs = node.needs() if node is not None else {}
+        except Exception as error:  # what a user's class raises when it is made is a mistake like any other
+            problems.append(raised(name, found.cls, error, reading))
             continue
-        except BrokenNode as error:
-            problems.append(Problem("FR014", place, f"nodes.{name}: {error}"))
-            continue
-        node, wrong, more = repair(cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes())
-        reading = replace(reading, broken=reading.broken | more)
         problems += wrong
-        bound, wrong = _connect(name, spec, ref, cls, node, reading)
-        problems += [*wrong, *_references(bound, document, reading), *_failure_policy(bound, reading)]
-        nodes[name] = bound
-    return Bound(nodes, tuple(problems), frozenset(declared(reading, "nodes") - set(nodes)), reading.broken)
+        broken |= more - {("nodes", name, key) for key in spec.model_fields_set}
+        # What a wrong setting would have asked for is not known.
+        demands = frozenset() if wrong else frozenset(port for port, wanted in needs.items() if wanted)
+        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands)
+        nodes[name], wrong = _connect(bare, reading, broken)
+        problems += wrong
+    return Bound(nodes, tuple(problems), _unresolved(nodes, reading, broken), frozenset(broken))
+
+
+def raised(name: str, cls: type[Node], error: Exception, reading: Reading) -> Problem:
+    """FR014: a class that fails when it is asked about its settings."""
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return Problem("FR014", reading.place(("nodes", name, "use")), f"nodes.{name}: {cls.__name__} raised {said}",
+                   "correct the class: settings that it cannot take are a ValueError of a validator")  # fmt: skip
+
+
+def _unresolved(nodes: Mapping[str, BoundNode], reading: Reading, broken: Collection[Path_]) -> frozenset[str]:
+    """Nodes that were left out, or of which it is not known what they write."""
+    unclear = {str(path[1]) for path in broken if path[:1] == ("nodes",) and path[2:3] == ("writes",)}
+    return frozenset(declared(reading, "nodes") - nodes.keys() | unclear)
+
+
+class _Class(NamedTuple):
+    ref: NodeRef
+    cls: type[Node]
+
+
+def _class_of(use: str, folder: Path) -> _Class | Said:
+    """What a `use:` names, or what is wrong with it."""
+    try:
+        ref = find(use, folder)
+        return _Class(ref, ref.load())
+    except UnknownNode as error:
+        return Said("FR009", str(error), _WHERE if ":" in use else "`flowrl nodes` lists the library")
+    except BrokenNode as error:
+        return Said("FR014", str(error), "docs/nodes.md says what a node class looks like")
 
 
 def declared(reading: Reading, section: str) -> set[str]:
@@ -120,9 +159,9 @@ def declared(reading: Reading, section: str) -> set[str]:
     return set(entries) if isinstance(entries, dict) else set()
 
 
-def _connect(
-    name: str, spec: NodeSpec, ref: NodeRef, cls: type[Node], node: Node | None, reading: Reading
-) -> tuple[BoundNode, list[Problem]]:
+def _connect(node: BoundNode, reading: Reading, broken: Collection[Path_]) -> tuple[BoundNode, list[Problem]]:
+    """The node with the fields of its ports; those that the user named in a wrong way are left out."""
+    spec, cls, name = node.spec, node.cls, node.name
     problems = []
     for side, ports in (("reads", cls.input_ports), ("writes", cls.output_ports)):
         for port in getattr(spec, side):
@@ -130,10 +169,14 @@ def _connect(
                 place = reading.place(("nodes", name, side, port), key=True)
                 fact = f"nodes.{name} has no {'input' if side == 'reads' else 'output'} '{port}'"
                 problems.append(Problem("FR013", place, fact, nearest(port, ports)))
+
+    def unclear(side: str, port: str) -> bool:
+        return ("nodes", name, side) in broken or ("nodes", name, side, port) in broken
+
     reads = {}
-    for port_name, port in (node.active_ports() if node else cls.input_ports).items():
+    for port_name, port in (node.node.active_ports() if node.node else cls.input_ports).items():
         asked = spec.reads.get(port_name, port_name)
-        if port_name == asked and not spec.reads.keys() <= cls.input_ports.keys():
+        if unclear("reads", port_name) or (port_name == asked and not spec.reads.keys() <= cls.input_ports.keys()):
             continue  # perhaps the port that a misspelt one stands for
         if isinstance(asked, list) and not (port.many and asked):
             place = reading.place(("nodes", name, "reads", port_name))
@@ -143,45 +186,5 @@ def _connect(
             problems.append(Problem("FR013", place, fact, f"reads: {{{port_name}: {asked[0] if asked else 'FIELD'}}}"))
             continue
         reads[port_name] = tuple(asked) if isinstance(asked, list) else (asked,)
-    writes = {port: spec.writes.get(port, port) for port in cls.output_ports}
-    return BoundNode(name, spec, ref, cls, node, reads, writes), problems
-
-
-def _failure_policy(bound: BoundNode, reading: Reading) -> Iterator[Problem]:
-    """What `on_error` asks for must be possible for this kind of node."""
-    asked, scores = bound.spec.on_error, bound.cls.scores_rows()
-    allowed = (
-        {"fail"} | ({"unscored", "drop"} if scores else set()) | ({"drop"} if bound.weights == "generates" else set())
-    )
-    allowed |= {"retry"} if bound.cls.pure and bound.weights in (None, "generates") else set()
-    if asked is not None and asked not in allowed:
-        yield Problem("FR007", reading.place(("nodes", bound.name, "on_error")),
-                      f"nodes.{bound.name} ({bound.spec.use}) cannot {asked} what fails",
-                      "on_error: " + " | ".join(sorted(allowed)))  # fmt: skip
-
-
-def _references(bound: BoundNode, document: Document, reading: Reading) -> Iterator[Problem]:
-    """Names of models and pools must exist, and be there exactly where the kind of node takes them."""
-    name, spec = bound.name, bound.spec
-    path = ("nodes", name)
-    if spec.model is not None and spec.model not in declared(reading, "models") and not reading.is_broken(("models",)):
-        place = reading.place((*path, "model"))
-        yield Problem("FR010", place, f"nodes.{name} uses model '{spec.model}', which is not under models:",
-                      nearest(spec.model, document.models) or f"models: {{{spec.model}: {{path: ...}}}}")  # fmt: skip
-    if bound.weights is not None and spec.model is None and not reading.is_broken((*path, "model")):
-        yield Problem("FR019", reading.place(path, key=True),
-                      f"nodes.{name} ({spec.use}) works on a model but names none",
-                      f"model: {next(iter(document.models), 'NAME')}")  # fmt: skip
-    if bound.weights is None and spec.model is not None:
-        yield Problem("FR019", reading.place((*path, "model"), key=True),
-                      f"nodes.{name} ({spec.use}) works on no model", "remove `model:`")  # fmt: skip
-    known = {CPU_POOL, *declared(reading, "pools")}
-    if spec.pool is not None and spec.pool not in known and not reading.is_broken(("pools",)):
-        place = reading.place((*path, "pool"))
-        add = "" if len(known) > 1 else f"pools: {{{spec.pool}: {{workers: 1}}}}"
-        yield Problem("FR012", place, f"nodes.{name} runs on pool '{spec.pool}', which is not under pools:",
-                      add or nearest(spec.pool, known))  # fmt: skip
-    if spec.pool is not None and bound.weights == "syncs":
-        yield Problem("FR053", reading.place((*path, "pool"), key=True),
-                      f"nodes.{name} takes no pool: a weight sync spans the pool of the update and every pool that "
-                      "generates with the model", "remove `pool:`")  # fmt: skip
+    writes = {port: spec.writes.get(port, port) for port in cls.output_ports if not unclear("writes", port)}
+    return replace(node, reads=reads, writes=writes), problems

@@ -1,14 +1,16 @@
 """The graph of a pipeline: fields with their writer and readers, and the edges that follow from them.
 
 Edges are derived, never written. Field edges run from the writer of a field to its readers. Weight edges keep a model's
-training weights in order: its readers, then its update, then its sync, then the *next* step's rollout.
+training weights in order: its readers, then its update, then its sync, then the *next* step's rollout. Gate edges keep
+whatever reads the fields of a gate's ancestors waiting until the gate has kept enough groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from flowrl.fields import FieldType
@@ -38,10 +40,15 @@ class Edge:
 
     source: str
     target: str
-    kind: Literal["field", "weights"]
+    kind: Literal["field", "weights", "gate"]
     label: str
-    """Name of the field or of the model."""
+    """Name of the field, of the model, or of the field that says which groups to keep."""
     distance: int = 0
+
+    @property
+    def shown(self) -> str:
+        """What the edge carries, for people."""
+        return {"field": "", "weights": "weights of ", "gate": "gate "}[self.kind] + self.label
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,13 @@ class Graph:
         """Nodes that may run at the same time, level by level. The graph must have no cycle."""
         import networkx as nx
 
-        return tuple(tuple(sorted(level)) for level in nx.topological_generations(self._within_step()))
+        return tuple(tuple(sorted(level)) for level in nx.topological_generations(self._within_step))
 
     def cycles(self) -> list[list[Edge]]:
         """One cycle for each knot of nodes that wait for each other, as the edges along it."""
         import networkx as nx
 
-        graph = self._within_step()
+        graph = self._within_step
         knots = [c for c in nx.strongly_connected_components(graph) if len(c) > 1 or graph.has_edge(*list(c) * 2)]
         found = []
         for knot in sorted(knots, key=min):
@@ -78,14 +85,31 @@ class Graph:
 
     def before(self, name: str) -> tuple[str, ...]:
         """Nodes that must have finished, within the step, before this one may."""
-        return tuple(sorted({edge.source for edge in self.edges if edge.target == name and not edge.distance}))
+        return tuple(sorted(self.sources[name]))
 
+    @cached_property
+    def sources(self) -> Mapping[str, frozenset[str]]:
+        """For each node those that it waits for within a step; `data` is one of them."""
+        return self._grouped((edge.target, edge.source) for edge in self.edges if not edge.distance)
+
+    @cached_property
+    def targets(self) -> Mapping[str, frozenset[str]]:
+        """For each node, and `data`, those that wait for it within a step."""
+        return self._grouped((edge.source, edge.target) for edge in self.edges if not edge.distance)
+
+    def _grouped(self, pairs: Iterable[tuple[str, str]]) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = {name: set() for name in (DATA, *self.nodes)}
+        for name, other in pairs:
+            found[name].add(other)
+        return {name: frozenset(others) for name, others in found.items()}
+
+    @cached_property
     def _within_step(self) -> nx.DiGraph[str]:
         import networkx as nx
 
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(sorted(self.nodes))
-        for edge in sorted(self.edges, reverse=True):  # of several edges the first by name is kept as the label
+        for edge in reversed(self.edges):  # of several edges the first by name is kept as the label
             if edge.source != DATA and not edge.distance:
                 graph.add_edge(edge.source, edge.target, edge=edge)
         return graph
@@ -110,7 +134,8 @@ def build(nodes: Mapping[str, BoundNode], columns: Mapping[str, FieldType]) -> G
                 readers[field].append(name)
                 edges.add(Edge(writers[field][0], name, "field", field))
     fields = {name: Field(name, type_, writer, tuple(readers[name])) for name, (writer, type_) in writers.items()}
-    return Graph(nodes, fields, tuple(sorted(edges | set(weight_edges(nodes.values())))))
+    edges |= {*weight_edges(nodes.values()), *gate_edges(nodes, edges)}
+    return Graph(nodes, fields, tuple(sorted(edges, key=attrgetter("source", "target", "kind", "label", "distance"))))
 
 
 def weight_edges(nodes: Iterable[BoundNode]) -> Iterable[Edge]:
@@ -131,11 +156,34 @@ def weight_edges(nodes: Iterable[BoundNode]) -> Iterable[Edge]:
             yield from (Edge(sync, rollout, "weights", model, 1) for sync in syncs for rollout in rollouts)
 
 
+def gate_edges(nodes: Mapping[str, BoundNode], field_edges: Iterable[Edge]) -> Iterator[Edge]:
+    """From the gate to every node that reads what the gate's ancestors write, and is none of them."""
+    sources: dict[str, set[str]] = {}
+    for edge in field_edges:
+        sources.setdefault(edge.target, set()).add(edge.source)
+    gate = next((node for node in nodes.values() if node.spec.gate is not None), None)
+    if gate is not None:
+        reruns = upstream(sources, [gate.name])
+        waiting = (name for name in nodes if name not in reruns and sources.get(name, set()) & (reruns - {DATA}))
+        yield from (Edge(gate.name, name, "gate", gate.spec.gate or "") for name in waiting)
+
+
+def upstream(sources: Mapping[str, Iterable[str]], names: Iterable[str]) -> set[str]:
+    """These names and whatever they follow from, where `sources` gives for each name those directly before it."""
+    found: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += sources.get(name, ())
+    return found
+
+
 def _without_unwritten(node: BoundNode, writers: Mapping[str, object]) -> BoundNode:
-    needs = node.node.needs() if node.node else {}
     kept = {
         port: fields
         for port, fields in node.reads.items()
-        if needs.get(port, False) or not node.cls.input_ports[port].optional or any(f in writers for f in fields)
+        if port in node.demands or not node.cls.input_ports[port].optional or any(f in writers for f in fields)
     }
-    return BoundNode(node.name, node.spec, node.ref, node.cls, node.node, kept, node.writes)
+    return replace(node, reads=kept)

@@ -1,28 +1,42 @@
-"""Checks of what runs where and on how much: pools (FR012, FR050 to FR054) and batch arithmetic (FR060 to FR062)."""
+"""Checks of what runs where and on how much: pools (FR012, FR050, FR052, FR054) and batches (FR060 to FR062)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flowrl.errors import Problem, nearest
-from flowrl.graph.bind import CPU_POOL
+from flowrl.graph.bind import CPU_POOL, BoundNode
 from flowrl.graph.pools import physical_name
 from flowrl.graph.subject import Subject
+from flowrl.spec.document import Document, PoolSpec
 
 
 def pool_shares(subject: Subject) -> Iterator[Problem]:
     """FR012: `shares:` names another pool, and does not run in a circle."""
-    pools = subject.document.pools
+    pools, known = subject.document.pools, subject.names("pools")
+    told: set[str] = set()
     for name, pool in pools.items():
-        if pool.shares is None:
-            continue
-        place = subject.place("pools", name, "shares")
-        if pool.shares not in pools:
-            yield Problem("FR012", place,
+        if pool.shares is not None and pool.shares not in known:
+            yield Problem("FR012", subject.place("pools", name, "shares"),
                           f"pools.{name} shares the workers of '{pool.shares}', which is not under pools:",
-                          nearest(pool.shares, set(pools) - {name}))  # fmt: skip
-        elif physical_name(pools, name) is None:
-            yield Problem("FR012", place, f"pools.{name} shares workers in a circle", "let one of them have `workers:`")
+                          nearest(pool.shares, known - {name}) or "shares: null")  # fmt: skip
+        circle = _circle(pools, name)
+        if circle and told.isdisjoint(circle):
+            told.update(circle)
+            shown = " shares ".join([*circle, name])
+            yield Problem("FR012", subject.place("pools", name, "shares"),
+                          f"pools.{name} shares workers in a circle: {shown}",
+                          "let one of them have `workers:`")  # fmt: skip
+
+
+def _circle(pools: Mapping[str, PoolSpec], name: str) -> list[str]:
+    """The pools on the way from this one back to itself; empty where it does not lead there."""
+    path: list[str] = []
+    following: str | None = name
+    while following is not None and following in pools and following not in path:
+        path.append(following)
+        following = pools[following].shares
+    return path if following == name else []
 
 
 def model_nodes_need_a_pool(subject: Subject) -> Iterator[Problem]:
@@ -52,31 +66,65 @@ def readers_with_their_update(subject: Subject) -> Iterator[Problem]:
                               f"pool: {update.pool}")  # fmt: skip
 
 
-def batch_arithmetic(subject: Subject) -> Iterator[Problem]:
-    """FR060 and FR061: mini-batches divide the batch, and every rank gets a row of each."""
+def workers_per_machine(subject: Subject) -> Iterator[Problem]:
+    """FR052: workers are spread evenly over the machines of a pool."""
+    for name, pool in subject.document.pools.items():
+        if pool.nodes is not None and pool.workers % pool.nodes:
+            fits = -(-pool.workers // pool.nodes) * pool.nodes
+            yield Problem("FR052", subject.place("pools", name, "nodes"),
+                          f"pools.{name}: {pool.workers} workers cannot be spread evenly over {pool.nodes} machines",
+                          f"workers: {fits} ({fits // pool.nodes} on each)")  # fmt: skip
+
+
+def _updates(subject: Subject) -> Iterator[tuple[BoundNode, int, int]]:
+    """Nodes that cut the batch in mini-batches, with the prompts of a batch and of a mini-batch."""
     document = subject.document
     if any(subject.reading.is_broken(("batch", key)) for key in ("prompts", "group")):
         return
-    updates_per_sync = getattr(document.schedule, "updates_per_sync", 1)
-    prompts = max(1, document.batch.prompts // updates_per_sync)
     for node in subject.nodes:
         minibatch = getattr(node.node, "minibatch", None)
-        if node.weights != "updates" or not isinstance(minibatch, int):
-            continue
-        place = subject.place("nodes", node.name, "minibatch")
-        per = f" / {updates_per_sync} updates per sync" if updates_per_sync > 1 else ""
-        if document.batch.prompts % updates_per_sync or prompts % minibatch:
-            fits = [d for d in range(1, prompts + 1) if prompts % d == 0]
-            best = min(fits, key=lambda d: abs(d - minibatch))
-            yield Problem("FR060", place, f"nodes.{node.name}: mini-batches of {minibatch} prompts do not divide the "
-                          f"batch of {document.batch.prompts} prompts{per}", f"minibatch: {best}")  # fmt: skip
-            continue
+        if node.weights == "updates" and isinstance(minibatch, int):
+            yield node, max(1, document.batch.prompts // updates_per_sync(document)), minibatch
+
+
+def updates_per_sync(document: Document) -> int:
+    """Batches that one step trains."""
+    return getattr(document.schedule, "updates_per_sync", 1)
+
+
+def minibatch_divides(subject: Subject) -> Iterator[Problem]:
+    """FR060: mini-batches divide the batch, and batches the prompts of a step."""
+    document = subject.document
+    updates = updates_per_sync(document)
+    per = f" / {updates} updates per sync" if updates > 1 else ""
+    for node, prompts, minibatch in _updates(subject):
+        if document.batch.prompts % updates or prompts % minibatch:
+            best = _nearest_divisor(prompts, minibatch)
+            yield Problem("FR060", subject.place("nodes", node.name, "minibatch"),
+                          f"nodes.{node.name}: mini-batches of {minibatch} prompts do not divide the batch of "
+                          f"{document.batch.prompts} prompts{per}", f"minibatch: {best}")  # fmt: skip
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor that is nearest; 1 where there is none within reach."""
+    wanted = min(wanted, number)
+    near = (divisor for far in range(min(wanted, 10_000)) for divisor in (wanted - far, wanted + far))
+    return next((divisor for divisor in near if number % divisor == 0), 1)
+
+
+def rows_for_every_rank(subject: Subject) -> Iterator[Problem]:
+    """FR061: every rank gets a row of each mini-batch."""
+    document = subject.document
+    for node, prompts, minibatch in _updates(subject):
         pool = document.pools.get(physical_name(document.pools, node.pool) or "")
-        rows = minibatch * document.batch.group
-        if pool is not None and rows < pool.workers:
-            yield Problem("FR061", place, f"nodes.{node.name}: a mini-batch of {minibatch} prompts x "
-                          f"{document.batch.group} samples has {rows} rows for {pool.workers} workers: some would have "
-                          "none", f"minibatch: at least {-(-pool.workers // document.batch.group)}")  # fmt: skip
+        group = document.batch.group
+        rows = minibatch * group
+        divides = not document.batch.prompts % updates_per_sync(document) and not prompts % minibatch
+        if divides and pool is not None and rows < pool.workers:
+            yield Problem("FR061", subject.place("nodes", node.name, "minibatch"),
+                          f"nodes.{node.name}: a mini-batch of {minibatch} prompts x {group} samples has {rows} rows "
+                          f"for {pool.workers} workers: some would have none",
+                          f"minibatch: at least {-(-pool.workers // group)}")  # fmt: skip
 
 
 def group_of_one(subject: Subject) -> Iterator[Problem]:

@@ -1,167 +1,205 @@
-"""Pictures of a plan as text: the dry run, a tree, a mermaid flowchart, and JSON for tools."""
+"""Pictures of a plan as text: a tree, a mermaid flowchart, Graphviz's dot and svg, and JSON for tools."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from flowrl.graph.bind import BoundNode
-from flowrl.graph.build import DATA, Edge, Field
+from flowrl.graph.picture import COLORS, Arrow, Box, Picture, PictureError, picture, plain
 from flowrl.graph.plan import Plan
-from flowrl.graph.pools import Pool
 
 
-def as_plan(plan: Plan) -> str:
-    """The dry run: levels, and for each node its pool, what it reads and writes, and who reads that next."""
-    document = plan.document
-    batch = document.batch
+@dataclass(frozen=True)
+class _Branch:
+    """A line of a tree, lines that explain it, and what hangs on it."""
+
+    line: str
+    details: Sequence[str] = ()
+    branches: Sequence[_Branch] = ()
+
+
+def _twigs(branches: Sequence[_Branch], indent: str = "") -> Iterator[str]:
+    for branch in branches:
+        last = branch is branches[-1]
+        yield f"{indent}{'└─' if last else '├─'} {branch.line}"
+        inner = indent + ("   " if last else "│  ")
+        yield from (f"{inner}   {detail}" for detail in branch.details)
+        yield from _twigs(branch.branches, inner)
+
+
+def as_tree(plan: Plan, *, color: bool = False, unroll: int | None = None) -> str:
+    """The graph as indented levels, with what each node waits for; `color` paints names in the color of their pool."""
+    shown = picture(plan, unroll)
+    paint = _painter(shown) if color else _no_paint
+    waits: dict[str, list[str]] = {}
+    for arrow in shown.arrows:
+        waits.setdefault(arrow.target, []).append(_wait(arrow))
+    steps: list[_Branch] = []
+    for step in shown.steps:
+        levels: dict[int, list[_Branch]] = {}
+        for box in shown.of_step(step):
+            if box.pool is not None:
+                line = f"{paint(box.key, box.pool)}  [{plain(box.use)}]  pool {box.pool}" + f"  {box.note}".rstrip()
+                levels.setdefault(box.column, []).append(_Branch(line, waits.get(box.key, ())))
+        branches = [_Branch(f"level {number}", (), nodes) for number, nodes in levels.items()]
+        steps += branches if step is None else [_Branch(f"step {step}", (), branches)]
+    legend = ["pools: " + "  ".join(paint(f"■ {pool}", pool) for pool in shown.pools)] * color
+    return "\n".join([shown.name, *_twigs(steps), *shown.notes, *legend])
+
+
+def _wait(arrow: Arrow) -> str:
+    """What a node waits for, seen from that node."""
+    before = ", the step before" if arrow.returns else ""
+    return f"← {arrow.source}{before}: {plain(arrow.text)}" + f", slack {arrow.slack}" * ("slack" in arrow.when)
+
+
+def _painter(shown: Picture) -> Callable[[str, str], str]:
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    styles = {pool: Style(color=COLORS[shown.color_of(pool)].terminal, bold=True) for pool in shown.pools}
+    return lambda text, pool: styles[pool].render(text, color_system=ColorSystem.STANDARD)
+
+
+def _no_paint(text: str, pool: str) -> str:
+    return text
+
+
+_LINK = {"field": "-->", "weights": "-.->", "gate": "--x"}
+
+
+def as_mermaid(plan: Plan, unroll: int | None = None) -> str:
+    """A mermaid flowchart: field edges solid, weight edges dotted, gates crossed, carried edges thick."""
+    shown = picture(plan, unroll)
+    ends = {arrow.target for arrow in shown.arrows if arrow.distance}  # drawn from the left where they come first
+    lines = ["flowchart LR"]
+    for step in shown.steps:
+        indent = "  " if step is None else "    "
+        lines += [f'  subgraph step_{step}["step {step}"]', f"{indent}direction LR"] * (step is not None)
+        boxes = sorted(shown.of_step(step), key=lambda box: box.key not in ends)
+        lines += [f"{indent}{_mermaid_box(shown, box)}" for box in boxes]
+        lines += ["  end"] * (step is not None)
+    for arrow in shown.arrows:
+        label = "<br/>".join(map(_mermaid_text, arrow.labels if arrow.kind == "field" else (arrow.label,)))
+        link = "==>" if arrow.distance else _LINK[arrow.kind]
+        lines.append(f'  {_mermaid_id(arrow.source)} {link}|"{label}"| {_mermaid_id(arrow.target)}')
+    lines += [f'  note{number}["{_mermaid_text(note)}"]:::note' for number, note in enumerate(shown.notes, 1)]
+    lines += ["  classDef note fill:none,stroke:none"] * bool(shown.notes)
+    for number in sorted({shown.color_of(pool) for pool in shown.pools}):
+        lines.append(f"  classDef pool{number} fill:{COLORS[number].fill},stroke:{COLORS[number].line},color:#111")
+    return "\n".join(lines)
+
+
+def _mermaid_box(shown: Picture, box: Box) -> str:
+    name = _mermaid_text(box.key)
+    if box.pool is None:
+        return f'{_mermaid_id(box.key)}[("{name}")]'
+    note = f"<br/>{box.note}" if box.note else ""
+    text = f"{name}<br/><i>{_mermaid_text(box.use)}</i><br/>pool {box.pool}{note}"
+    return f'{_mermaid_id(box.key)}["{text}"]:::pool{shown.color_of(box.pool)}'
+
+
+def _mermaid_id(key: str) -> str:
+    """A word that is none of mermaid's own (`end`) and no piece of a link (`--`); names have no dot, so keys differ."""
+    return "n." + key.replace("-", ".").replace("@", "..")
+
+
+def _mermaid_text(text: str) -> str:
+    """Characters that mermaid or HTML may take for their own, as mermaid's numeric entities."""
+    return re.sub(r"[^\w .,()/*+=>@-]", lambda found: f"#{ord(found[0])};", plain(text))
+
+
+def as_dot(plan: Plan, unroll: int | None = None) -> str:
+    """The graph for Graphviz: clusters by pool, or by step when unrolled; carried edges are bold."""
+    shown = picture(plan, unroll)
     lines = [
-        f"{document.name}: {batch.prompts} prompts x {batch.group} samples = {plan.num_samples} trajectories a step, "
-        f"{document.run.steps} steps, schedule {document.schedule.mode}",
-        "",
-        "execution levels (nodes of one level need not wait for each other)",
+        f"digraph {_quoted(shown.name)} {{",
+        f"  graph [rankdir=LR, labelloc=t, fontname={_FONT}, label={_quoted(shown.title, *shown.notes)}]",
+        f'  node [shape=box, style="rounded,filled", fontname={_FONT}, fontsize=11]',
+        f"  edge [fontname={_FONT}, fontsize=9, arrowsize=0.7]",
     ]
-    for number, level in enumerate(plan.graph.levels, 1):
-        lines.append(f"  {number}. {', '.join(level)}")
-    carried = [edge for edge in plan.graph.edges if edge.distance]
-    lines += [f"  next step: {edge.target} waits for {edge.source} (weights of {edge.label})" for edge in carried]
-    lines += ["", "pools"]
-    lines += [f"  {_pool_line(pool, plan)}" for pool in plan.pools.values()]
-    for number, level in enumerate(plan.graph.levels, 1):
-        for name in level:
-            lines += ["", *_node_lines(plan, plan.graph.nodes[name], number)]
-    updates = [node for node in plan.graph.nodes.values() if node.weights == "updates"]
-    lines += ["", "batch"] * bool(updates)
-    lines += [f"  {_batch_line(plan, node)}" for node in updates]
-    return "\n".join(lines)
+    clusters: dict[str, list[Box]] = {}
+    for box in shown.boxes:
+        cluster = f"step {box.step}" if box.step is not None else f"pool {box.pool}" if box.pool else ""
+        clusters.setdefault(cluster, []).append(box)
+    for cluster, boxes in clusters.items():
+        inside = [f"  {_dot_box(shown, box)}" for box in boxes]
+        head = (
+            f'  subgraph {_quoted(f"cluster {cluster}")} {{ label={_quoted(cluster)}; color="#94a3b8"; style=rounded;'
+        )
+        lines += [head, *(f"  {line}" for line in inside), "  }"] if cluster else inside
+    lines += [f"  {_dot_arrow(arrow)}" for arrow in shown.arrows]
+    return "\n".join([*lines, "}"])
 
 
-def _pool_line(pool: Pool, plan: Plan) -> str:
-    members = [name for name in plan.graph.order if plan.pool_of(plan.graph.nodes[name]) == pool.name]
-    shared = [name for name in pool.logical if name != pool.name]
-    workers = f"{pool.workers} worker{'s' * (pool.workers > 1)} x {pool.cpus_per_worker:g} CPU"
-    also = f", shared by {', '.join(shared)}" if shared else ""
-    return f"{pool.name}: {workers}{also}; runs {', '.join(members)}"
+_FONT = '"Helvetica,Arial,sans-serif"'
+_STYLE = {"field": "solid", "weights": "dotted", "gate": "dashed"}
 
 
-def _node_lines(plan: Plan, node: BoundNode, level: int) -> list[str]:
-    home = plan.pool_of(node)
-    where = home if node.spec.pool in (None, home) else f"{node.spec.pool} (workers of {home})"
-    if node.weights == "syncs":
-        where = " -> ".join([home, *(pool for pool in plan.engine_pools(node.model) if pool != home)])
-    model = f", {node.weights} the weights of model {node.model}" if node.model else ""
-    lines = [f"{node.name}: {node.spec.use} (level {level}, pool {where}{model})"]
-    reads = [(field, f"written by {field.writer}") for field in plan.reads(node)]
-    writes = [(field, f"next read by {', '.join(field.readers) or 'nobody'}") for field in plan.writes(node)]
-    for title, fields in (("reads", reads), ("writes", writes)):
-        lines += [f"  {title:<6} {_field_line(plan, field)}  {note}" for field, note in fields]
-        lines += [f"  {title:<6} nothing"] * (not fields)
-    return lines
+def _dot_box(shown: Picture, box: Box) -> str:
+    if box.pool is None:
+        return (
+            f'{_quoted(box.key)} [label={_quoted(box.key, box.use)}, shape=cylinder, style=filled, fillcolor="#f1f5f9"]'
+        )
+    color = COLORS[shown.color_of(box.pool)]
+    label = _quoted(box.key, box.use, *filter(None, (f"pool {box.pool}" * (box.step is not None), box.note)))
+    return f'{_quoted(box.key)} [label={label}, fillcolor="{color.fill}", color="{color.line}"]'
 
 
-def _field_line(plan: Plan, field: Field) -> str:
-    batch = plan.document.batch
-    width = max((len(name) for name in plan.graph.fields), default=0)
-    return f"{field.name:<{width}}  {field.type!s:<16}  {field.type.shape(batch.prompts, batch.group):<22}"
+def _dot_arrow(arrow: Arrow) -> str:
+    style = "bold" if arrow.distance else _STYLE[arrow.kind]
+    style += ", constraint=false" * arrow.returns
+    label = _quoted(*(arrow.labels if arrow.kind == "field" and not arrow.distance else (arrow.label,)))
+    return f"{_quoted(arrow.source)} -> {_quoted(arrow.target)} [label={label}, style={style}]"
 
 
-def _batch_line(plan: Plan, node: BoundNode) -> str:
-    batch = plan.document.batch
-    minibatch, epochs = getattr(node.node, "minibatch", batch.prompts), getattr(node.node, "epochs", 1)
-    steps = batch.prompts // minibatch * epochs
-    ranks = plan.pools[plan.pool_of(node)].workers
-    rows = minibatch * batch.group
-    return (
-        f"{node.name}: {batch.prompts} prompts in mini-batches of {minibatch} ({rows} trajectories), {epochs} "
-        f"epoch{'s' * (epochs > 1)} = {steps} optimizer step{'s' * (steps > 1)}; about {rows / ranks:g} trajectories "
-        f"for each of {ranks} rank{'s' * (ranks > 1)}"
-    )
+def _quoted(*lines: str) -> str:
+    """A string of Graphviz, which knows entities and backslash escapes inside quotes."""
+    escaped = (plain(line).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") for line in lines)
+    return '"' + "\\n".join(escaped) + '"'
 
 
-def as_tree(plan: Plan) -> str:
-    """The graph as indented levels, with the fields on the edges."""
-    lines = [plan.document.name]
-    for number, level in enumerate(plan.graph.levels, 1):
-        branch, trunk = ("└─", "   ") if number == len(plan.graph.levels) else ("├─", "│  ")
-        lines.append(f"{branch} level {number}")
-        for name in level:
-            node = plan.graph.nodes[name]
-            twig, stem = ("└─", "   ") if name == level[-1] else ("├─", "│  ")
-            lines.append(f"{trunk}{twig} {name}  [{node.spec.use}]  pool {plan.pool_of(node)}")
-            lines += [f"{trunk}{stem}   ← {source}" for source in _sources(plan, name)]
-    return "\n".join(lines)
+SVG_TIMEOUT = 60.0
+"""Seconds that Graphviz may take."""
 
 
-def _sources(plan: Plan, name: str) -> list[str]:
-    """What a node waits for, one line for each node before it."""
-    by_source: dict[tuple[str, str], list[str]] = {}
-    for edge in plan.graph.edges:
-        if edge.target == name:
-            by_source.setdefault((edge.source, _kind(edge)), []).append(edge.label)
-    return [f"{source}: {kind}{', '.join(labels)}" for (source, kind), labels in sorted(by_source.items())]
+def as_svg(plan: Plan, unroll: int | None = None) -> str:
+    """The graph as laid out by Graphviz on this machine. Raises `PictureError` where it is missing or gives up."""
+    program = shutil.which("dot")
+    if program is None:
+        raise PictureError(
+            "Graphviz's `dot` is not installed, and --as svg needs it; --as mermaid and --as html need nothing"
+        )
+    try:
+        done = subprocess.run(
+            [program, "-Tsvg"], input=as_dot(plan, unroll), capture_output=True, check=True, encoding="utf-8",
+            timeout=SVG_TIMEOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise PictureError(f"Graphviz's `dot` took more than {SVG_TIMEOUT:g} s; --as html draws large graphs") from None
+    except subprocess.CalledProcessError as error:
+        raise PictureError(f"Graphviz's `dot` failed: {error.stderr.strip()}") from None
+    return done.stdout
 
 
-def _kind(edge: Edge) -> str:
-    if edge.kind == "field":
-        return ""
-    return "the last step's weights of " if edge.distance else "weights of "
-
-
-def as_mermaid(plan: Plan) -> str:
-    """A mermaid flowchart: field edges solid, weight edges dotted, the edge to the next step thick."""
-    lines = ["flowchart LR", f"  {DATA}[({DATA})]"]
-    for name in plan.graph.order:
-        node = plan.graph.nodes[name]
-        lines.append(f'  {name}["{name}<br/><i>{node.spec.use}</i><br/>pool {plan.pool_of(node)}"]')
-    grouped: dict[tuple[str, str, str, int], list[str]] = {}
-    for edge in plan.graph.edges:
-        grouped.setdefault((edge.source, edge.target, edge.kind, edge.distance), []).append(edge.label)
-    for (source, target, kind, distance), labels in sorted(grouped.items()):
-        label = "<br/>".join(labels) if kind == "field" else f"weights of {labels[0]}"
-        if distance:
-            lines.append(f'  {source} ==>|"{label}, next step"| {target}')
-        else:
-            lines.append(f'  {source} {"-->" if kind == "field" else "-.->"}|"{label}"| {target}')
-    return "\n".join(lines)
-
-
-def as_data(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data for tools: stable keys, no object of ours."""
-    batch = plan.document.batch
+def as_picture_data(plan: Plan, unroll: int | None = None) -> dict[str, Any]:
+    """The picture as plain data for tools: boxes, arrows, and the arrows that lead past the last step."""
+    shown = picture(plan, unroll)
+    schedule = plan.document.schedule.mode
     return {
-        "name": plan.document.name,
-        "batch": {"prompts": batch.prompts, "group": batch.group, "samples": plan.num_samples},
-        "schedule": plan.document.schedule.mode,
-        "levels": [list(level) for level in plan.graph.levels],
-        "pools": {
-            pool.name: {
-                "workers": pool.workers,
-                "cpus_per_worker": pool.cpus_per_worker,
-                "shared_by": list(pool.logical),
-            }
-            for pool in plan.pools.values()
-        },
-        "nodes": {
-            name: {
-                "use": node.spec.use,
-                "pool": plan.pool_of(node),
-                "model": node.model,
-                "weights": node.weights,
-                "reads": [field.name for field in plan.reads(node)],
-                "writes": [field.name for field in plan.writes(node)],
-            }
-            for name, node in ((name, plan.graph.nodes[name]) for name in plan.graph.order)
-        },
-        "fields": {
-            field.name: {
-                "type": str(field.type),
-                "shape": field.type.shape(batch.prompts, batch.group),
-                "writer": field.writer,
-                "readers": list(field.readers),
-            }
-            for field in sorted(plan.graph.fields.values(), key=lambda field: field.name)
-        },
-        "edges": [
-            {"source": e.source, "target": e.target, "kind": e.kind, "label": e.label, "distance": e.distance}
-            for e in plan.graph.edges
-        ],
+        "name": shown.name,
+        "schedule": schedule,
+        "slack": plan.slack,
+        "unroll": unroll,
+        "boxes": [_as_data(box) for box in shown.boxes],
+        "arrows": [_as_data(arrow) for arrow in shown.arrows],
+        "beyond": [_as_data(arrow) for arrow in shown.beyond],
     }
+
+
+def _as_data(value: Box | Arrow) -> dict[str, Any]:
+    return {key: list(found) if isinstance(found, tuple) else found for key, found in asdict(value).items()}

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from flowrl.errors import Problem
-from flowrl.graph.bind import BoundNode, bind
-from flowrl.graph.build import Field, Graph, build
-from flowrl.graph.check import check
-from flowrl.graph.pools import Pool, physical_name, physical_pools
-from flowrl.graph.subject import Subject
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.build import Field, Graph
+from flowrl.graph.pools import Pool, physical_name
 from flowrl.spec.document import Document
-from flowrl.spec.read import Reading
 
 BLOCKS_PER_STEP = 8
 """The number of objects, not their size, is what a step pays for."""
@@ -29,11 +25,23 @@ class Plan:
     pools: Mapping[str, Pool]
     """Groups of workers by name."""
     warnings: tuple[Problem, ...] = ()
+    whole: Plan | None = None
+    """The plan before `run.prune` took out what nobody needs; None where nothing was taken out."""
 
     @property
     def num_samples(self) -> int:
         """Trajectories of a step: P x n."""
         return self.document.batch.prompts * self.document.batch.group
+
+    @property
+    def slack(self) -> int:
+        """Versions by which the weights of a rollout may lag: the slack of the carried edges."""
+        return getattr(self.document.schedule, "max_staleness", 0)
+
+    @property
+    def updates_per_sync(self) -> int:
+        """Batches that one step trains before it syncs."""
+        return getattr(self.document.schedule, "updates_per_sync", 1)
 
     def pool_of(self, node: BoundNode) -> str:
         """The group of workers that a node runs on; of a sync, the one of the model's update."""
@@ -89,20 +97,3 @@ class Plan:
     def writes(self, node: BoundNode) -> list[Field]:
         """The fields that a node writes."""
         return [self.graph.fields[name] for name in node.writes.values()]
-
-
-def find_problems(reading: Reading, folder: Path) -> tuple[tuple[Problem, ...], Plan | None]:
-    """Every problem of a document, and its plan when none of them is an error."""
-    document = reading.document
-    if document is None:
-        return reading.problems, None
-    bound = bind(document, reading, folder)
-    train = document.data["train"]
-    data_is_broken = any(p.code == "FR018" for p in reading.problems) or reading.is_broken(("data", "train"))
-    columns = {} if data_is_broken else train.columns()
-    graph = build(bound.nodes, columns)
-    subject = Subject(document, replace(reading, broken=bound.broken), bound, graph, columns, not data_is_broken)
-    problems = check(subject)
-    if any(problem.severity == "error" for problem in problems):
-        return problems, None
-    return problems, Plan(document, graph, physical_pools(document.pools, graph.nodes.values()), problems)

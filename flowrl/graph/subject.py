@@ -8,8 +8,9 @@ from functools import cached_property
 
 from flowrl.errors import Place, Problem
 from flowrl.fields import FieldType
-from flowrl.graph.bind import Bound, BoundNode
+from flowrl.graph.bind import Bound, BoundNode, declared
 from flowrl.graph.build import DATA, Graph
+from flowrl.graph.select import leading_to
 from flowrl.spec.document import Document
 from flowrl.spec.read import Reading
 
@@ -25,11 +26,32 @@ class Subject:
     columns: dict[str, FieldType]
     columns_known: bool
     """Whether the data set could be asked for its columns."""
+    goals: frozenset[str] = frozenset()
+    """Nodes that were asked for by `--to-nodes`; the graph holds only what leads to them."""
+
+    @cached_property
+    def nodes(self) -> list[BoundNode]:
+        """The nodes of the graph, in the order of declaration."""
+        return list(self.graph.nodes.values())
 
     @property
-    def nodes(self) -> list[BoundNode]:
-        """All bound nodes, in the order of declaration."""
-        return list(self.graph.nodes.values())
+    def declared(self) -> list[BoundNode]:
+        """All nodes that could be bound, those that the goals do not need included."""
+        return list(self.bound.nodes.values())
+
+    def names(self, section: str) -> set[str]:
+        """Names in a section as the user wrote it, those that were refused included."""
+        return declared(self.reading, section)
+
+    @property
+    def lost_roles(self) -> set[str | None]:
+        """What nodes of an unknown model or class may do: then what seems to be missing may be there."""
+        lost = {node.weights for node in self.nodes if node.model not in self.document.models}
+        return lost | ({"syncs", "updates"} if self.bound.unresolved else set())
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """Nodes that must run before this one."""
+        return leading_to(self.graph, [name]) - {name}
 
     @cached_property
     def doubled(self) -> dict[str, list[str]]:
@@ -56,9 +78,16 @@ class Subject:
         """Where a value stands."""
         return self.reading.place(path, key=key)
 
+    @cached_property
+    def _by_role(self) -> dict[tuple[str | None, str | None], list[BoundNode]]:
+        found: dict[tuple[str | None, str | None], list[BoundNode]] = {}
+        for node in self.nodes:
+            found.setdefault((node.model, node.weights), []).append(node)
+        return found
+
     def of_role(self, model: str | None, role: str) -> list[BoundNode]:
         """Nodes that do this with the model's weights."""
-        return [node for node in self.nodes if node.model == model and node.weights == role]
+        return self._by_role.get((model, role), [])
 
 
 Check = Callable[[Subject], Iterator[Problem]]

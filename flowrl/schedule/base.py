@@ -26,7 +26,7 @@ class Progress:
 
     A node of scope `sample` or `group` may start on some groups as soon as every writer has settled these; one that
     computes with a model does so in canonical blocks, which are the same whatever the order of arrival. One of scope
-    `batch` or `step` waits for the whole step. Weight edges always wait for the whole predecessor.
+    `batch` or `step` waits for the whole step. Weight and gate edges always wait for the whole predecessor.
     """
 
     def __init__(
@@ -40,12 +40,10 @@ class Progress:
         self._submitted: dict[str, set[str]] = {name: set() for name in graph.nodes}
         self._settled: dict[str, set[str]] = {name: set() for name in graph.nodes}
         self._done: set[str] = set()
-        self._sources: dict[str, dict[str, set[str]]] = {
-            name: {"field": set(), "weights": set()} for name in graph.nodes
-        }
+        self._sources: dict[str, dict[str, set[str]]] = {name: {"field": set(), "whole": set()} for name in graph.nodes}
         for edge in graph.edges:
             if edge.source != DATA and not edge.distance:
-                self._sources[edge.target][edge.kind].add(edge.source)
+                self._sources[edge.target]["field" if edge.kind == "field" else "whole"].add(edge.source)
 
     @property
     def complete(self) -> bool:
@@ -68,7 +66,7 @@ class Progress:
 
     def _available(self, name: str) -> set[str]:
         sources = self._sources[name]
-        if not sources["weights"] <= self._done:
+        if not sources["whole"] <= self._done:
             return set()
         if self._graph.nodes[name].cls.scope in ("batch", "step") and not sources["field"] <= self._done:
             return set()

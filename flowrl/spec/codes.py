@@ -21,6 +21,9 @@
 | FR017 | bad `--set` |
 | FR018 | the file of a data set: missing, a bad line, too few rows |
 | FR019 | a node needs a `model:` or takes none (found by the graph) |
+| FR072 | a key that the chosen schedule does not use |
+
+The graph finds FR020 to FR079 (`flowrl.graph.check`); docs/errors.md has a page for each.
 """
 
 UNREADABLE = "FR001"
@@ -35,3 +38,4 @@ UNKNOWN_DATA = "FR011"
 UNKNOWN_PARAM = "FR015"
 BAD_EXTENDS = "FR016"
 BAD_SET = "FR017"
+UNUSED_KEY = "FR072"

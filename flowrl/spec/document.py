@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -36,6 +37,8 @@ class PoolSpec(Settings):
     """CPUs to reserve for a worker; null means 1 where a model lives, else 0. Fractions are allowed."""
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Further Ray resources of a worker, by name."""
+    memory_per_worker: float | None = Field(default=None, gt=0)
+    """GiB that the models of one worker may fill, such as 80 for an H100; null leaves memory unchecked."""
     shares: str | None = None
     """Name of another pool whose workers this pool uses."""
 
@@ -68,7 +71,8 @@ class NodeSpec(Settings):
     every: int = Field(default=1, ge=1)
     """Run in every so many-th step."""
     gate: str | None = None
-    """Rerun the node's ancestors until it keeps enough groups."""
+    """Field of type Prompt[bool], written by this node: which groups to keep. What it depends on runs again until the
+    batch is full, and what comes after sees only the groups kept."""
     tags: list[str] = Field(default_factory=list)
     """Free words for views and filters."""
     on_error: Literal["fail", "drop", "retry", "unscored"] | None = None
@@ -98,6 +102,8 @@ class AsyncSchedule(Settings):
     """Most versions that a trained token may be behind."""
     stale: Literal["drop", "wait"] = "drop"
     """What becomes of a group that would be too old: dropped and replaced, or waited for."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Prompts in flight; null is batch.prompts x (1 + the smaller of warmup_batches and max_staleness)."""
 
 
 class ColocateAsyncSchedule(AsyncSchedule):
@@ -125,6 +131,8 @@ class RunSpec(Settings):
     """Everything drawn by chance follows from it."""
     dir: str = Field(default="runs", min_length=1)
     """Folder for run folders, relative to where the command is given."""
+    prune: bool = False
+    """Leave out the nodes that nobody needs, and the models that only they use."""
     strict_io: bool = False
     """Check every output of a node against its type."""
 
@@ -203,6 +211,15 @@ class Document(Settings):
     checkpoint: CheckpointSpec | None = None
     """Checkpoints; null saves none."""
 
+    @property
+    def prompts_in_flight(self) -> int:
+        """Prompts that the schedule keeps in flight."""
+        schedule = self.schedule
+        if isinstance(schedule, SyncSchedule):
+            return self.batch.prompts
+        ahead = min(schedule.warmup_batches, schedule.max_staleness)
+        return schedule.max_in_flight or self.batch.prompts * (1 + ahead)
+
     @field_validator("data")
     @classmethod
     def _has_training_data(cls, data: dict[str, DataSpec]) -> dict[str, DataSpec]:
@@ -229,7 +246,8 @@ SECTIONS: Mapping[str, type[Settings]] = {
 """Every section by name, for telling where a misplaced key belongs; the first that has a key wins."""
 
 
-def homes() -> dict[str, str]:
+@cache
+def homes() -> Mapping[str, str]:
     """For each key of the document, the section where it belongs."""
     found: dict[str, str] = {}
     for section, model in SECTIONS.items():

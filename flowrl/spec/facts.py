@@ -50,6 +50,9 @@ def unknown_key(path: Path_, known: Collection[str], homes: Mapping[str, str]) -
     """A key that its section does not have: the nearest name, or the section where it belongs."""
     key, where = str(path[-1]), dotted(path[:-1]) or "the document"
     fact = f"{where} has no key '{key}'"
+    if path[0] == "schedule" and homes.get(key, "").startswith("a schedule"):
+        unused = f"the chosen schedule does not use '{key}', which belongs in {homes[key]}"
+        return Said(codes.UNUSED_KEY, unused, f"remove `{key}:`, or choose the mode that it belongs to")
     if not difflib.get_close_matches(key, known, n=1, cutoff=0.6) and key in homes:
         return Said(codes.UNKNOWN_KEY, fact, f"'{key}' belongs in {homes[key]}")
     return Said(codes.UNKNOWN_KEY, fact, nearest(key, known))

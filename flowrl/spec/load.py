@@ -5,6 +5,7 @@ PyYAML's C composer gives nodes with marks; values are resolved here by the rule
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from flowrl.spec.tree import Entry, Path_, Source, Span, Tree, dotted
 MAX_VALUES, MAX_DEPTH = 200_000, 60
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")
 _HINTS = {
     "mapping values are not allowed": "check the indentation of this line, and put a value that holds ': ' in quotes",
     "cannot start any token": "put the value in quotes",
@@ -41,6 +43,20 @@ class Loaded(NamedTuple):
 
 class _TooLarge(Exception):
     """Aliases unfold without end."""
+
+
+SHIPPED = Path(__file__).parents[1] / "pipelines"
+
+
+def shipped_pipelines() -> list[str]:
+    """Names of the pipelines that come with flowrl."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def found_file(path: Path) -> Path:
+    """The file itself, or the shipped pipeline of that name where there is no such file: `grpo_sync`."""
+    name = path.name
+    return SHIPPED / f"{name}.yaml" if not path.exists() and name in shipped_pipelines() else path
 
 
 def load_file(path: Path, shown: str) -> Loaded:
@@ -68,6 +84,7 @@ def unreadable(path: Path, shown: str, error: OSError) -> tuple[str, str]:
         siblings = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix and other != path]
     except OSError:
         siblings = []
+    siblings += shipped_pipelines() if not path.suffix else []
     return f"cannot read '{shown}': {error.strerror or error}", nearest(path.name, siblings)
 
 
@@ -129,11 +146,10 @@ class _Builder:
         if self.num_values > MAX_VALUES or len(path) > MAX_DEPTH:
             raise _TooLarge
         span = self.span(node)
-        if node.tag not in _PLAIN_TAGS:
-            kind = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.refuse(
-                span, path, f"the tag {kind} is not supported", "remove the tag; the type follows from the value"
-            )
+        kind = self.tag(node, span)
+        if kind:
+            fix = f'write "{node.value}"' if kind == "!!str" else "remove the tag; the type follows from the value"
+            self.refuse(span, path, f"the tag {kind} is not supported", fix)
         if isinstance(node, yaml.MappingNode):
             return Tree(self.mapping(node, path), span)
         if isinstance(node, yaml.SequenceNode):
@@ -175,6 +191,15 @@ class _Builder:
             self.refuse(span, path, f"the key {key.value or 'null'} is not a string", f'write "{key.value}"')
             return None
         return value
+
+    def tag(self, node: Any, span: Span) -> str:
+        """The tag as the user wrote it; empty where there is none."""
+        if node.tag not in _PLAIN_TAGS:
+            return str(node.tag.replace("tag:yaml.org,2002:", "!!"))
+        # `!!str 3` is told from 3 by its text alone.
+        line = self.source.lines[span.line - 1] if span.line <= len(self.source.lines) else ""
+        match = _TAG.match(line, span.column - 1) if line[span.column - 1 : span.column] in ("!", "&") else None
+        return match[1] if match else ""
 
     def span(self, node: Any) -> Span:
         start, end = node.start_mark, node.end_mark

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flowrl.errors import Place, Problem
 from flowrl.spec import codes
-from flowrl.spec.load import Loaded, load_file, load_text, unreadable
+from flowrl.spec.load import Loaded, found_file, load_file, load_text, unreadable
 from flowrl.spec.scalars import write
 from flowrl.spec.tree import Entry, Source, Span, Tree, dotted
 
@@ -85,6 +85,8 @@ def _base_file(tree: Tree, visited: set[Path], seen: list[str]) -> _Base | Probl
     path = tree.span.source.folder / tree.value
     shown = str(Path(tree.span.source.file).parent / tree.value)
     try:
+        found = found_file(path) if "/" not in tree.value else path
+        path, shown = found, shown if found == path else str(found)
         path.open("rb").close()
         real = path.resolve()
     except (OSError, ValueError) as error:
@@ -124,7 +126,8 @@ def _parse(argument: str) -> tuple[list[str], Tree] | Problem:
     place = Span(source, 1, 1, max(len(argument), 1)).place()
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
-        return Problem(codes.BAD_SET, place, f"'{argument}' is not of the form key.of.value=value")
+        fix = "--set batch.prompts=8, for example" if equals or not all(path) else f"--set {key}=VALUE"
+        return Problem(codes.BAD_SET, place, f"'{argument}' is not of the form key.of.value=value", fix)
     if not text.strip():
         fix = f"{key}=null removes the value, {key}='\"\"' is an empty string"
         return Problem(codes.BAD_SET, place, f"'{argument}' gives no value", fix)

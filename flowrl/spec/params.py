@@ -6,7 +6,7 @@ import re
 
 from flowrl.errors import Problem, nearest
 from flowrl.spec import codes
-from flowrl.spec.tree import Entry, Path_, Tree, dotted
+from flowrl.spec.tree import Path_, Tree, dotted, with_items, with_parts
 
 REFERENCE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 
@@ -18,23 +18,21 @@ class Substitution:
         self.problems: list[Problem] = []
         self.broken: set[Path_] = set()
         params = document.entries.get("params")
-        self.params = params.tree.entries if params is not None else {}
+        entries = params.tree.entries if params is not None else {}
+        self.params = {name: entry for name, entry in entries.items() if entry.tree.value is not None}
         self.usable = params is None or isinstance(params.tree.value, dict)
-        self.tree = Tree(
-            {n: e if n == "params" else self._entry(n, e) for n, e in document.entries.items()}, document.span
-        )
+        entries = document.entries.items()
+        parts = {n: e.tree if n == "params" else self._replace(e.tree, (n,)) for n, e in entries}
+        self.tree = with_parts(document, parts)
         for name, entry in self.params.items():
             self._check_param(entry.tree, ("params", name))
-
-    def _entry(self, name: str, entry: Entry) -> Entry:
-        return Entry(entry.key, self._replace(entry.tree, (name,)))
 
     def _replace(self, tree: Tree, path: Path_) -> Tree:
         if isinstance(tree.value, dict):
             entries = tree.value.items()
-            return Tree({name: Entry(e.key, self._replace(e.tree, (*path, name))) for name, e in entries}, tree.span)
+            return with_parts(tree, {name: self._replace(e.tree, (*path, name)) for name, e in entries})
         if isinstance(tree.value, tuple):
-            return Tree(tuple(self._replace(item, (*path, n)) for n, item in enumerate(tree.value)), tree.span)
+            return with_items(tree, [self._replace(item, (*path, n)) for n, item in enumerate(tree.value)])
         match = REFERENCE.fullmatch(tree.value) if isinstance(tree.value, str) else None
         if match is None:
             return tree

@@ -6,8 +6,10 @@ validate, look at the data files.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ from typing import Any
 from flowrl.errors import Place, Problem
 from flowrl.spec import codes
 from flowrl.spec.document import Document, homes
-from flowrl.spec.load import Loaded, from_python, load_file
+from flowrl.spec.load import Loaded, found_file, from_python, load_file
 from flowrl.spec.merge import incomplete, merge, overlay, with_bases
 from flowrl.spec.params import Substitution
-from flowrl.spec.tree import Path_, Source, Span, Tree, locate, plain, replaced, without_nulls
+from flowrl.spec.tree import Path_, Source, Span, Tree, locate, plain, with_parts, without_nulls
 from flowrl.spec.validate import repair
 
 # What takes the place of a required section that is missing, so that the others can still be checked.
@@ -61,10 +63,28 @@ class Reading:
         return any(path[:length] in self.broken for length in range(1, len(path) + 1))
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Without Python's collector of cyclic garbage.
+
+    A long document is many thousand small objects and no garbage; the collector would look at all of them again and
+    again, which takes three times as long as the reading itself.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@without_collection()
 def read_document(path: str | Path, sets: Sequence[str] = ()) -> Reading:
-    """Read a YAML file, with the `--set` arguments of the command laid on it."""
-    shown = str(path)
-    return _read(load_file(Path(path), shown), shown, Path(path), sets)
+    """Read a YAML file, or the shipped pipeline of that name, with the `--set` arguments of the command laid on it."""
+    file = found_file(Path(path)) if "/" not in str(path) else Path(path)
+    shown = str(path if file == Path(path) else file)
+    return _read(load_file(file, shown), shown, file, sets)
 
 
 def read_value(data: Mapping[str, Any], sets: Sequence[str] = ()) -> Reading:
@@ -106,23 +126,31 @@ def _anchored(tree: Tree) -> Tree:
 
     A document may extend one in another folder, and the resolved document is kept in the run folder.
     """
+    sections = {section: entry.tree for section, entry in tree.entries.items()}
     for section, key in (("data", "path"), ("models", "path"), ("nodes", "use")):
-        entries = tree.entries[section].tree.entries if section in tree.entries else {}
-        for name, entry in entries.items():
-            value = entry.tree.entries[key].tree if key in entry.tree.entries else None
-            if value is None or not isinstance(value.value, str):
-                continue
-            full = os.path.normpath(os.path.join(os.path.abspath(value.folder), os.path.expanduser(value.value)))
-            if _is_file(section, value.value, full):
-                tree = replaced(tree, (section, name, key), full)
-    return tree
+        entries = sections[section].entries.items() if section in sections else ()
+        if entries:
+            parts = {name: _with_full_path(entry.tree, section, key) for name, entry in entries}
+            sections[section] = with_parts(sections[section], parts)
+    return with_parts(tree, sections)
 
 
-def _is_file(section: str, value: str, full: str) -> bool:
-    """Whether a value names a file: a model may be a shipped name or a hub id, and a node the name of a class."""
-    if section == "nodes":
-        return value.rpartition(":")[0].endswith(".py")
-    return bool(value) and (section == "data" or value.startswith(("./", "../", "~/")) or os.path.isdir(full))
+def _with_full_path(tree: Tree, section: str, key: str) -> Tree:
+    """One data set, model or node; the same object where the value of `key` names no file.
+
+    A model may be a shipped name or a hub id, and a node the name of a class.
+    """
+    entry = tree.entries.get(key)
+    value = entry.tree.value if entry is not None else None
+    if entry is None or not isinstance(value, str) or not value:
+        return tree
+    if section == "nodes" and not value.rpartition(":")[0].endswith(".py"):
+        return tree
+    full = os.path.normpath(os.path.join(os.path.abspath(entry.tree.folder), os.path.expanduser(value)))
+    if section == "models" and not (value.startswith(("./", "../", "~/")) or os.path.isdir(full)):
+        return tree
+    parts = {name: entry.tree for name, entry in tree.entries.items()}
+    return with_parts(tree, {**parts, key: Tree(full, entry.tree.span, entry.tree.origin)})
 
 
 def _data_problems(reading: Reading) -> list[Problem]:
@@ -136,13 +164,18 @@ def _data_problems(reading: Reading) -> list[Problem]:
         def place(key: str, name: str = name) -> Place:
             return reading.place(("data", name, key))
 
-        sized = name == "train" and not reading.is_broken(("batch", "prompts"))
-        found += data.problems(place, reading.document.batch.prompts if sized else 1)
+        sized = name == "train" and not any(map(reading.is_broken, (("batch", "prompts"), ("schedule",))))
+        found += data.problems(place, reading.document.prompts_in_flight if sized else 1)
     return found
 
 
 def _in_order(problems: Sequence[Problem], main: str) -> list[Problem]:
     """By position, the main file first; nothing more on a value that YAML itself should not hold."""
-    refused = {problem.place for problem in problems if problem.code == codes.REFUSED_YAML}
-    kept = [problem for problem in problems if problem.code == codes.REFUSED_YAML or problem.place not in refused]
+    refused = {_spot(problem.place) for problem in problems if problem.code == codes.REFUSED_YAML}
+    kept = [p for p in problems if p.code == codes.REFUSED_YAML or _spot(p.place) not in refused]
     return sorted(kept, key=lambda p: (p.place.file != main, p.place.file, p.place.line, p.place.column))
+
+
+def _spot(place: Place) -> tuple[str, str]:
+    """Where a value stands, whatever it is used for; values made in Python stand nowhere."""
+    return str(place), "" if place.text else place.path

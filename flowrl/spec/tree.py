@@ -89,7 +89,10 @@ def child(tree: Tree, part: str | int) -> tuple[Span, Tree] | None:
 
 
 def locate(tree: Tree, path: Iterable[str | int], key: bool = False) -> Span:
-    """Span of the value at `path`, or of its key; of its nearest ancestor's key where the path leads nowhere."""
+    """Span of the value at `path`, or of its key; of its nearest ancestor's key where the path leads nowhere.
+
+    The value of a `$name` stands under `params:`.
+    """
     name, here, found = tree.span, tree, True
     for part in path:
         step = child(here, part)
@@ -97,23 +100,26 @@ def locate(tree: Tree, path: Iterable[str | int], key: bool = False) -> Span:
             found = False
             break
         name, here = step
-    return here.span if found and not key else name
-
-
-def replaced(tree: Tree, path: Sequence[str | int], value: Any) -> Tree:
-    """The tree with another scalar at `path`, which must exist in mappings; its position stays."""
-    if not path:
-        return Tree(value, tree.span)
-    name = str(path[0])
-    entry = tree.entries[name]
-    return Tree({**tree.entries, name: Entry(entry.key, replaced(entry.tree, path[1:], value))}, tree.span)
+    return (here.origin or here.span) if found and not key else name
 
 
 def without_nulls(tree: Tree) -> Tree:
     """The tree without the keys whose value is null: null means left out, so that the default applies."""
     if isinstance(tree.value, tuple):
-        return Tree(tuple(without_nulls(item) for item in tree.value), tree.span)
-    if not isinstance(tree.value, dict):
+        return with_items(tree, [without_nulls(item) for item in tree.value])
+    entries = tree.entries.items()
+    return with_parts(tree, {n: without_nulls(e.tree) for n, e in entries if e.tree.value is not None})
+
+
+def with_parts(tree: Tree, parts: Mapping[str, Tree]) -> Tree:
+    """A mapping with these values under keys of its own; the same object if nothing changes, as for a scalar."""
+    entries = tree.entries
+    if len(parts) == len(entries) and all(part is entries[name].tree for name, part in parts.items()):
         return tree
-    kept = {name: entry for name, entry in tree.value.items() if entry.tree.value is not None}
-    return Tree({name: Entry(entry.key, without_nulls(entry.tree)) for name, entry in kept.items()}, tree.span)
+    return Tree({name: Entry(entries[name].key, part) for name, part in parts.items()}, tree.span)
+
+
+def with_items(tree: Tree, items: Sequence[Tree]) -> Tree:
+    """A list with these items; the same object if nothing changes."""
+    same = all(new is old for new, old in zip(items, tree.value, strict=True))
+    return tree if same else Tree(tuple(items), tree.span)

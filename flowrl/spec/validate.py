@@ -53,7 +53,11 @@ def repair(
     `homes` says of a key of other sections where it belongs. Nothing is reported at paths that are `broken` already.
     `stand_ins` gives values for required keys that are missing, so that a document without them can be checked further.
     """
-    work = _Repair(model, data, path, place, tuple(known), homes or {}, set(broken), stand_ins or {})
+    try:
+        return Repaired(model.model_validate(data), [], frozenset(broken))
+    except ValidationError:
+        pass  # told below, one by one
+    work = _Repair(model, data, path, place, tuple(known), homes or {}, broken, stand_ins or {})
     instance = work.run()
     return Repaired(instance, work.problems, frozenset(work.broken))
 
@@ -63,12 +67,21 @@ class _Repair:
 
     def __init__(
         self, model: type[BaseModel], data: Mapping[str, Any], path: Path_, place: Locator,
-        known: tuple[str, ...], homes: Mapping[str, str], broken: set[Path_], stand_ins: Mapping[Path_, Any],
+        known: tuple[str, ...], homes: Mapping[str, str], broken: Iterable[Path_], stand_ins: Mapping[Path_, Any],
     ) -> None:  # fmt: skip
         self.model, self.path, self.place, self.known, self.homes = model, path, place, known, homes
         self.data: Any = _copy(data)
-        self.broken, self.stand_ins = broken, stand_ins
+        self.stand_ins = stand_ins
         self.problems: list[Problem] = []
+        self.broken: set[Path_] = set()
+        self.above: set[Path_] = set()
+        """What holds something broken."""
+        for one in broken:
+            self.mark(one)
+
+    def mark(self, path: Path_) -> None:
+        self.broken.add(path)
+        self.above.update(path[:length] for length in range(len(path)))
 
     def run(self) -> BaseModel | None:
         while self.data is not None:
@@ -86,7 +99,9 @@ class _Repair:
         # The branches of a union report at the value and inside it; what is inside says more.
         outer = {path[:length] for path in found for length in range(len(path))}
         inner = {path: group for path, group in found.items() if path not in outer}
-        self.broken |= {self.path + path[:-1] + (near,) for path in inner if (near := self.misspelt(path, inner[path]))}
+        for path, group in inner.items():
+            if near := self.misspelt(path, group):
+                self.mark(self.path + path[:-1] + (near,))
         for path, group in inner.items():
             self.report(path, group)
         for path, group in sorted(inner.items(), key=lambda one: len(one[0]), reverse=True):
@@ -105,7 +120,7 @@ class _Repair:
     def report(self, path: Path_, errors: list[ErrorDetails]) -> None:
         full = self.path + path
         # What was dropped is reported already, and what depends on it may only look wrong.
-        if any(full == dropped[: len(full)] or dropped == full[: len(dropped)] for dropped in self.broken):
+        if full in self.above or any(full[:length] in self.broken for length in range(len(full) + 1)):
             return
         at_key = errors[0]["type"] in _AT_KEY or errors[0]["loc"][-1:] == ("[key]",) or not path
         where = full[:-1] if errors[0]["type"] in _MISSING else full
@@ -144,7 +159,7 @@ class _Repair:
         """Take out the value at `path`, or, for a missing one, put its stand-in or take out what lacks it."""
         if kind != "extra_forbidden":
             # Nothing depends on a key that nobody knows.
-            self.broken.add(self.path + path)
+            self.mark(self.path + path)
         missing = kind in _MISSING
         if not path or (missing and len(path) == 1 and path not in self.stand_ins):
             self.data = None

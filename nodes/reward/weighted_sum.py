@@ -21,7 +21,7 @@ class WeightedSum(Node):
     class Out(NamedTuple):
         reward: Sample[float]
 
-    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int) -> str:
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         num_rewards = len(reads.get("rewards", ()))
         if num_rewards == 0 or len(self.coefficients or reads["rewards"]) != num_rewards:
             return f"{len(self.coefficients or ())} coefficients for {num_rewards} rewards: give one for each"

@@ -51,7 +51,6 @@ class Policy(Node):
     """How the losses of tokens become one number."""
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory and changes no value."""
-
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
@@ -68,13 +67,15 @@ class Policy(Node):
     def needs(self) -> dict[str, bool]:
         return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
 
-    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int) -> str:
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         num_steps = self.epochs * -(-num_prompts // self.minibatch)
-        if "old_log_probs" in reads or num_steps == 1:
+        if "old_log_probs" in reads or (num_steps == 1 and not max_staleness):
             return ""
+        steps, samples = f"{num_steps} optimizer steps on one batch", f"samples up to {max_staleness} versions old"
         return (
-            f"{num_steps} optimizer steps on one batch need old_log_probs, the policy before the first of them: "
-            "add {use: model.logprob, writes: {log_probs: old_log_probs}}, or take one step (minibatch, epochs)"
+            f"{steps if num_steps > 1 else samples} need old_log_probs, the policy at the start of the step: add "
+            "{use: model.logprob, writes: {log_probs: old_log_probs}}, or "
+            + ("take one step (minibatch, epochs)" if num_steps > 1 else "max_staleness: 0")
         )
 
     def changed(self) -> bool:

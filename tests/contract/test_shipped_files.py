@@ -1,4 +1,4 @@
-"""Every shipped pipeline and example passes its check without a warning, and every library node keeps its contract."""
+"""Every shipped pipeline and example passes its check, and every library node keeps its contract."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import flowrl
 from flowrl.registry import find, library_names
 
 ROOT = Path(__file__).parents[2]
+PLANNED = ("qwen_gsm8k_8gpu",)
+"""What can be planned, and not yet run: its sharded models are warned of."""
 FILES = sorted([*ROOT.glob("pipelines/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
 
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(ROOT)) for file in FILES])
 def test_a_shipped_pipeline_has_no_problem(file: Path) -> None:
-    assert flowrl.load(file).check() == ()
+    expected = ["FR079", "FR079"] if file.stem in PLANNED else []
+    assert [problem.code for problem in flowrl.load(file).check()] == expected
 
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(ROOT)) for file in FILES])
@@ -25,7 +28,7 @@ def test_the_resolved_document_resolves_to_itself(file: Path, tmp_path: Path) ->
     again = tmp_path / "resolved.yaml"
     again.write_text(text)
     assert flowrl.load(again).resolved() == text
-    assert flowrl.load(again).check() == ()
+    assert [p.code for p in flowrl.load(again).check()] == [p.code for p in flowrl.load(file).check()]
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in ROOT.glob("examples/*/*.yaml")), ids=lambda f: f.name)

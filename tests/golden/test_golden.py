@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import PipelineError, Place, Problem
-from flowrl.graph.draw import as_data, as_mermaid, as_plan, as_tree
+from flowrl.graph.data import as_data
 from flowrl.graph.plan import Plan
+from flowrl.graph.report import as_plan
 from flowrl.pipeline import load
 
 Golden = Callable[[str, str], None]
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "grpo_sync.yaml"
+BIG = PIPELINE.with_name("qwen_gsm8k_8gpu.yaml")
 SETS = ("batch.prompts=2", "batch.group=3", "nodes.actor_update.minibatch=2")
 
 LINE = "  advantage: {use: advantage.grpo}"
@@ -42,13 +44,15 @@ def test_several_problems_are_one_error() -> None:
     assert str(PipelineError([FULL, BARE])) == f"{FULL.render()}\n\n{BARE.render()}"
 
 
-@pytest.mark.parametrize("draw", [as_plan, as_tree, as_mermaid])
-def test_the_default_pipeline_looks_as_it_did(golden: Golden, plan: Plan, draw: Callable[[Plan], str]) -> None:
-    golden(f"plans/grpo_sync.{draw.__name__.removeprefix('as_')}.txt", draw(plan) + "\n")
-
-
-def test_the_plan_as_data_looks_as_it_did(golden: Golden, plan: Plan) -> None:
+def test_the_plan_of_the_default_pipeline_looks_as_it_did(golden: Golden, plan: Plan) -> None:
+    golden("plans/grpo_sync.plan.txt", as_plan(plan) + "\n")
     golden("plans/grpo_sync.json", json.dumps(as_data(plan), indent=1) + "\n")
+
+
+def test_the_plan_of_a_7b_model_looks_as_it_did(golden: Golden) -> None:
+    plan = load(BIG).plan()
+    golden("plans/qwen_gsm8k_8gpu.plan.txt", as_plan(plan) + "\n")
+    golden("plans/qwen_gsm8k_8gpu.json", json.dumps(as_data(plan), indent=1) + "\n")
 
 
 def test_the_dry_run_names_each_node_with_pool_fields_shapes_and_next_readers(plan: Plan) -> None:

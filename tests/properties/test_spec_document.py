@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.pipeline import Pipeline, load
 from flowrl.spec.dump import dump_resolved, dump_yaml
 from flowrl.spec.load import from_python, load_text
 from flowrl.spec.merge import merge
@@ -61,6 +62,26 @@ def test_nothing_and_itself_are_neutral_overlays(data: dict[str, Any]) -> None:
     assert plain(merge(base, tree_of({}))) == plain(base)
     assert plain(merge(base, base)) == plain(base)
     assert plain(merge(tree_of({}), base)) == plain(base)
+
+
+@given(MAPPINGS, MAPPINGS)
+def test_an_overlay_laid_on_twice_is_laid_on_once(data: dict[str, Any], over: dict[str, Any]) -> None:
+    once = merge(tree_of(data), tree_of(over))
+    assert plain(without_nulls(merge(once, tree_of(over)))) == plain(without_nulls(once))
+
+
+VALUES_BELOW = st.dictionaries(st.sampled_from("abc"), st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2))
+SECTIONS = st.recursive(
+    VALUES_BELOW,
+    lambda inner: st.builds(lambda a, b: {**a, **b}, VALUES_BELOW, st.dictionaries(st.sampled_from("STU"), inner)),
+)
+"""Documents of which each name is a value or a section in all of them."""
+
+
+@given(SECTIONS, SECTIONS, SECTIONS)
+def test_overlays_that_remove_nothing_may_be_merged_first(a: Any, b: Any, c: Any) -> None:
+    one, two, three = tree_of(a), tree_of(b), tree_of(c)
+    assert plain(merge(merge(one, two), three)) == plain(merge(one, merge(two, three)))
 
 
 @given(MAPPINGS, MAPPINGS)
@@ -120,3 +141,57 @@ def test_any_text_gives_problems_and_never_an_exception(text: str) -> None:
         assert problem.place.line >= 1
         assert problem.place.column >= 1
         assert problem.render()
+
+
+# `--set` is editing.
+
+DEFAULT = Path(__file__).parents[2] / "pipelines" / "grpo_sync.yaml"
+TREE = load_text(DEFAULT.read_text(), Source("f", DEFAULT.read_text().splitlines())).tree
+assert TREE is not None
+DATA: dict[str, Any] = plain(TREE)
+EDITS = st.sampled_from(
+    ["null", "3", "0", "-1", "1.5", "true", "sync", "policy", "train", "reward", "$base", "$x", "arith-tiny", "jsonl",
+     "reward.exact_match", "update.policy", "nothing.of.this", "'3'", "[]", "[reward]", "[1, null]", "{}", "{a: 1}",
+     "{use: reward.exact_match}", "{workers: 2}", "{mode: separate_async}", "{lr: 0.1, eps: null}"]
+)  # fmt: skip
+
+
+def all_paths(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where there is a value, and beside it where there is none."""
+    if not isinstance(value, dict):
+        return [path]
+    below = [found for name, item in value.items() for found in all_paths(item, (*path, name))]
+    return [*below, (*path, "model"), (*path, "fresh"), *[path] * bool(path)]
+
+
+def edited(data: Any, path: tuple[str, ...], value: Any) -> Any:
+    if not path:
+        return value
+    inner = data if isinstance(data, dict) else {}
+    return {**inner, path[0]: edited(inner.get(path[0]), path[1:], value)}
+
+
+def said(pipeline: Pipeline) -> list[tuple[str, str, str, str]]:
+    return sorted((p.code, p.fact, p.fix, p.place.path) for p in pipeline.check())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(all_paths(DATA)), EDITS)
+def test_set_is_editing_the_file(path: tuple[str, ...], text: str) -> None:
+    value = load_text(text, Source("v", [text])).tree
+    assert value is not None
+    by_option = load(DEFAULT, [f"{'.'.join(path)}={text}"])
+    for problem in by_option.check():
+        if problem.place.file == "--set":
+            assert problem.place.text == f"{'.'.join(path)}={text}"
+    with tempfile.TemporaryDirectory() as folder:
+        over = Path(folder) / "over.yaml"
+        over.write_text(dump_yaml({"extends": str(DEFAULT), **edited({}, path, plain(value))}), encoding="utf-8")
+        by_overlay = load(over)
+        assert by_overlay.reading.document == by_option.reading.document
+        assert said(by_overlay) == said(by_option)
+        if path[-1] not in ("use", "type", "mode") and not isinstance(value.value, dict):
+            over.write_text(dump_yaml(edited(DATA, path, plain(value))), encoding="utf-8")
+            by_hand = load(over)
+            assert by_hand.reading.resolved == by_option.reading.resolved
+            assert said(by_hand) == said(by_option)

@@ -195,9 +195,9 @@ def test_only_whole_values_are_params(read: Any) -> None:
     assert reading.document.nodes["reward"].params == expected
 
 
-def test_the_place_of_a_param_is_the_place_of_its_use(read: Any) -> None:
+def test_a_wrong_value_of_a_param_is_shown_where_it_is_written(read: Any) -> None:
     problem = read.problem("{base: arith-tiny}", "{base: 3}")
-    assert (problem.code, problem.place.line, problem.place.path) == ("FR006", 5, "models.policy.path")
+    assert (problem.code, problem.place.line, problem.place.path) == ("FR006", 3, "models.policy.path")
 
 
 def test_an_unknown_param_is_one_problem_with_the_nearest_name(read: Any) -> None:

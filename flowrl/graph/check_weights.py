@@ -1,0 +1,75 @@
+"""Checks of who may change a model's weights, and who must hear of it (FR023 to FR025, FR027)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowrl.errors import Problem
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.subject import Subject
+
+
+def rollout_without_sync(subject: Subject) -> Iterator[Problem]:
+    """FR023: a trained model that generates needs a weight sync."""
+    if "syncs" in subject.lost_roles:
+        return
+    for name in _unsynced(subject)[len(_astray(subject)) :]:
+        updates = subject.of_role(name, "updates")
+        for rollout in subject.of_role(name, "generates"):
+            yield Problem("FR023", subject.place("nodes", rollout.name, key=True),
+                          f"nodes.{rollout.name} generates with model '{name}', which {updates[0].name} trains, "
+                          "but no node syncs its weights: it would generate with the first weights for ever",
+                          f"weight_sync: {{use: sync.weights, model: {name}}}")  # fmt: skip
+
+
+def _unsynced(subject: Subject) -> list[str]:
+    """Models that a node trains and another generates with, and that no node syncs."""
+    return [
+        name
+        for name in subject.document.models
+        if all(subject.of_role(name, role) for role in ("updates", "generates")) and not subject.of_role(name, "syncs")
+    ]
+
+
+def _astray(subject: Subject) -> list[BoundNode]:
+    """Syncs of models that no node trains: each may be meant for one that has none."""
+    models = subject.document.models
+    return [sync for n in models if not subject.of_role(n, "updates") for sync in subject.of_role(n, "syncs")]
+
+
+def frozen_update(subject: Subject) -> Iterator[Problem]:
+    """FR024: only a trainable model can be updated."""
+    for name, model in subject.document.models.items():
+        if model.trainable or subject.reading.is_broken(("models", name, "trainable")):
+            continue
+        said = "trainable" in model.model_fields_set
+        for update in subject.of_role(name, "updates"):
+            place = ("models", name, "trainable") if said else ("nodes", update.name, "model")
+            yield Problem("FR024", subject.place(*place),
+                          f"nodes.{update.name} updates model '{name}', which is frozen",
+                          f"models.{name}: {{trainable: true}}")  # fmt: skip
+
+
+def second_of_its_kind(subject: Subject) -> Iterator[Problem]:
+    """FR025: a model has one update and one weight sync."""
+    for name in subject.document.models:
+        for role, shown in (("updates", "update"), ("syncs", "weight sync")):
+            found = subject.of_role(name, role)
+            for extra in found[1:]:
+                yield Problem("FR025", subject.place("nodes", extra.name, key=True),
+                              f"nodes.{extra.name} is a second {shown} of model '{name}' beside nodes.{found[0].name}",
+                              "keep one of them, or give each a model of its own")  # fmt: skip
+
+
+def sync_of_an_untrained_model(subject: Subject) -> Iterator[Problem]:
+    """FR027: weights that nothing trains need no sync."""
+    models = subject.document.models
+    frozen = any(subject.of_role(name, "updates") for name, model in models.items() if not model.trainable)
+    if "updates" in subject.lost_roles or frozen:
+        return  # an update that is lost, or on the wrong model, may be the one
+    unsynced = _unsynced(subject)
+    for position, sync in enumerate(_astray(subject)):
+        meant = f"model: {unsynced[position]}" if position < len(unsynced) else ""
+        yield Problem("FR027", subject.place("nodes", sync.name, *["model"] * bool(meant), key=not meant),
+                      f"nodes.{sync.name} syncs the weights of model '{sync.model}', which no node trains",
+                      meant or f"nodes.{sync.name}: null")  # fmt: skip

@@ -1,0 +1,67 @@
+"""Floating-point operations of the model nodes in one step, if all prompts and all responses are equally long.
+
+A token that goes through the layers costs 2 operations (multiply, add) for each weight of the layers' matrices, and
+4 x layers x heads x head_dim for each token that it attends to, itself included: scores and weighted sum. (Kaplan et
+al. 2020, arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B. Both count attention over the whole
+sequence; here a token attends to those before it, so its context is on average half of that.) A token whose logits
+are computed costs 2 x hidden x vocabulary more: that is each response token's predecessor, not the rest of the prompt.
+A backward pass costs two forward passes. Embeddings, norms, softmax and the optimizer are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.architecture import Architecture, Unknown
+from flowrl.graph.batches import Passes
+from flowrl.graph.lengths import Lengths
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a node computes with its model in one step, all workers together."""
+
+    node: str
+    model: str
+    num_tokens: float
+    """Tokens that go through the layers in one pass."""
+    num_attended: float
+    """Tokens attended to, summed over those."""
+    num_logits: float
+    """Tokens whose logits are computed."""
+    num_passes: int
+    """1 for a forward pass, 3 with its backward pass, times the epochs."""
+    flops: int | Unknown
+    """Unknown where the model is; 0 where a script takes its place."""
+
+
+def work(
+    node: str, model: str, architecture: Architecture | Unknown, prompts: float, rows: int, lengths: Lengths, times: int
+) -> Work:
+    """Reading `prompts` prompts and `rows` responses; the last token of a response predicts nothing and is not read."""
+    prompt, fed = lengths.prompt_tokens, lengths.response_tokens - 1
+    tokens = prompts * prompt + rows * fed
+    attended = prompts * prompt * (prompt + 1) / 2 + rows * (fed * prompt + fed * (fed + 1) / 2)
+    logits = prompts + rows * fed
+    flops: int | Unknown = architecture if isinstance(architecture, Unknown) else 0
+    if isinstance(architecture, Architecture):
+        width = architecture.num_heads * architecture.head_dim
+        layers = 2 * architecture.num_layer_weights * tokens + 4 * architecture.num_layers * width * attended
+        flops = round(times * (layers + 2 * architecture.hidden * architecture.vocabulary * logits))
+    return Work(node, model, tokens, attended, logits, times, flops)
+
+
+def work_of_passes(cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths) -> Work:
+    """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch)."""
+    rows = cut.group * ((cut.num_parts - 1) * cut.prompts + cut.last_prompts)
+    return work(cut.node, model, architecture, cut.prompts_read, rows, lengths, 3 * cut.epochs if cut.updates else 1)
+
+
+def work_of_rollout(
+    node: str, model: str, architecture: Architecture | Unknown, prompts: int, group: int, lengths: Lengths
+) -> Work:
+    """Each prompt read once for its group, then a token at a time for each session.
+
+    An upper bound: sessions of a group that have drawn the same tokens so far are computed once.
+    """
+    return work(node, model, architecture, prompts, prompts * group, lengths, 1)

@@ -1,0 +1,189 @@
+"""Memory that the models of one worker need, from their architectures alone.
+
+Two kinds: what is *held* as long as the worker lives (weights, gradients, optimizer, the engine's copy of the weights),
+and what a node needs *while it runs* (KV cache, logits). A worker runs one node at a time, so its peak is all that is
+held plus the dearest node. Not counted: activations kept for the backward pass, buffers of collectives, what the
+allocator keeps back, the CUDA context (about 0.5 GiB). Source of the bytes per parameter: Rajbhandari et al. 2020,
+ZeRO, arXiv:1910.02054, section 3, with everything in float32: 4 weights + 4 gradients + 8 moments of AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from flowrl.graph import lengths as names
+from flowrl.graph.architecture import Architecture, Unknown
+from flowrl.graph.batches import Generation, Passes
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.lengths import Lengths, holds_engine
+from flowrl.graph.pools import Pool, physical_name
+from flowrl.model import ModelSpec
+from flowrl.spec.document import PoolSpec
+
+GIB = 2**30
+WIDTH: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a weight."""
+ADAMW_MOMENTS = 2
+"""Running means that AdamW keeps of each parameter, each as wide as the parameter."""
+LOGIT_BYTES_OF_READ: Mapping[str, int] = {"float32": 12, "bfloat16": 10, "float16": 10}
+"""Bytes per response token and word while log-probabilities are read: logits, their copies, the log-softmax.
+
+Three copies in the model's type, or one and two in float32; see `nodes/_backend/logprob.py`. Measured by a test."""
+LOGIT_BYTES_OF_UPDATE = 20
+"""The same while a loss is computed, with the entropy: five copies in float32. Measured by a test."""
+LOGIT_BYTES_OF_SAMPLING = 16
+"""Bytes per session and word while a token is drawn: logits, log-softmax, probabilities, their sum, in float32."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Memory of one worker for one purpose."""
+
+    model: str
+    what: str
+    num_bytes: int
+    how: str
+    """The arithmetic."""
+    node: str = ""
+    """Needed only while this node runs; empty for what is held all the time."""
+    sharded: bool = False
+    """Divided by the workers of the pool."""
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """Memory of one worker of a pool."""
+
+    pool: str
+    limit: int | None
+    """Bytes that the models may fill, if the document says so."""
+    shares: tuple[Share, ...]
+    unknown: Mapping[str, Unknown]
+    """Models of the pool whose sizes are unknown, and not counted."""
+
+    @property
+    def held(self) -> int:
+        """Bytes held all the time."""
+        return sum(share.num_bytes for share in self.shares if not share.node)
+
+    @property
+    def at_work(self) -> Mapping[str, int]:
+        """Bytes that each node needs beside, while it runs."""
+        found: dict[str, int] = {}
+        for share in self.shares:
+            if share.node:
+                found[share.node] = found.get(share.node, 0) + share.num_bytes
+        return found
+
+    @property
+    def dearest(self) -> str:
+        """The node that needs most; empty where none needs anything."""
+        return max(self.at_work, key=lambda name: self.at_work[name], default="")
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at a time: all that is held, and the dearest node."""
+        return self.held + self.at_work.get(self.dearest, 0)
+
+
+def model_nodes(pools: Mapping[str, PoolSpec], nodes: Iterable[BoundNode]) -> dict[str, list[BoundNode]]:
+    """Nodes that work on a model by the group of workers that they run on; those of unknown pools are left out."""
+    found: dict[str, list[BoundNode]] = {}
+    for node in nodes:
+        home = physical_name(pools, node.pool)
+        if home is not None and node.model is not None and node.weights in ("reads", "updates", "generates"):
+            found.setdefault(home, []).append(node)
+    return found
+
+
+def held(
+    nodes: Iterable[BoundNode], pool: Pool, specs: Mapping[str, ModelSpec], models: Mapping[str, Architecture | Unknown]
+) -> Iterator[Share]:
+    """What the models of these nodes, all of them of this pool, hold on each of its workers.
+
+    Nodes that train or read a model share one copy of it; rollouts have a copy in each engine.
+    """
+    nodes = list(nodes)
+    for name, spec in specs.items():
+        mine, model = [node for node in nodes if node.model == name], models[name]
+        if isinstance(model, Unknown):
+            continue
+        roles = {node.weights for node in mine}
+        if roles & {"updates", "reads"}:
+            workers = pool.workers if spec.parallel == "fsdp2" else 1
+            split = f" / {workers} workers (fsdp2)" if spec.parallel == "fsdp2" else ", whole on each worker (ddp)"
+            kinds = {"weights": 1, "gradients": 1, "AdamW": ADAMW_MOMENTS} if "updates" in roles else {"weights": 1}
+            for what, copies in kinds.items():
+                width = WIDTH[spec.dtype] * copies
+                share = -(-model.num_parameters // workers) * width
+                yield Share(
+                    name, what, share, f"{model.num_parameters:,} x {width} B{split}", sharded=spec.parallel == "fsdp2"
+                )
+        engines = {
+            tuple(str(getattr(node.node, key, "")) for key in names.ENGINE_SETTINGS)
+            for node in mine
+            if holds_engine(node)
+        }
+        if engines:
+            width, many = WIDTH[spec.dtype], f"{len(engines)} engines x " if len(engines) > 1 else ""
+            how = f"{many}{model.num_parameters:,} x {width} B, an engine owns a whole copy"
+            yield Share(name, "engine", len(engines) * width * model.num_parameters, how)
+
+
+def kv_cache(node: BoundNode, spec: ModelSpec, model: Architecture, num_sessions: int, lengths: Lengths) -> Share:
+    """Keys and values of sessions at full length, each with a copy of its prompt of its own.
+
+    An upper bound: sessions of a group share the prompt until they draw different tokens.
+    """
+    width, tokens = WIDTH[spec.dtype], num_sessions * lengths.total
+    how = (
+        f"{num_sessions:,} session{'s' * (num_sessions > 1)} x {lengths.total:,} tokens x 2 x "
+        f"{model.num_layers} layers x {model.num_kv_heads} heads x {model.head_dim} x {width} B"
+    )
+    return Share(node.model or "", "KV cache", tokens * model.kv_values_per_token * width, how, node.name)
+
+
+def logits(
+    node: BoundNode, spec: ModelSpec, model: Architecture, cut: Generation | Passes, lengths: Lengths
+) -> Share | None:
+    """Scores of all words for the tokens that are computed at a time; None where nobody says how many."""
+    words = model.vocabulary
+    if isinstance(cut, Generation):
+        num, width = cut.sessions_at_once, LOGIT_BYTES_OF_SAMPLING
+        how = f"{num:,} sessions x {words:,} words x {width} B"
+        return Share(node.model or "", "logits", num * words * width, how, node.name)
+    if cut.rows_per_micro_batch is None:
+        return None
+    rows, tokens = cut.rows_per_micro_batch, lengths.response_tokens
+    width = LOGIT_BYTES_OF_UPDATE if cut.updates else LOGIT_BYTES_OF_READ[spec.dtype]
+    how = f"{rows:,} row{'s' * (rows > 1)} x {tokens:,} tokens x {words:,} words x {width} B"
+    return Share(node.model or "", "logits", rows * tokens * words * width, how, node.name)
+
+
+def pool_memory(
+    pool: Pool,
+    limit: float | None,
+    nodes: Iterable[BoundNode],
+    specs: Mapping[str, ModelSpec],
+    models: Mapping[str, Architecture | Unknown],
+    cuts: Mapping[str, Generation | Passes],
+    lengths: Lengths,
+) -> PoolMemory:
+    """Memory of one worker of a pool on which these nodes work with models; `limit` is in GiB."""
+    nodes = list(nodes)
+    shares = list(held(nodes, pool, specs, models))
+    unknown: dict[str, Unknown] = {}
+    for node in nodes:
+        name = node.model or ""
+        model, spec = models[name], specs[name]
+        if isinstance(model, Unknown):
+            unknown[name] = model
+        elif node.weights != "generates" or holds_engine(node):
+            cut = cuts[node.name]
+            if isinstance(cut, Generation):
+                shares.append(kv_cache(node, spec, model, cut.sessions_at_once, lengths))
+            scores = logits(node, spec, model, cut, lengths)
+            shares += [scores] if scores is not None else []
+    return PoolMemory(pool.name, None if limit is None else int(Fraction(limit) * GIB), tuple(shares), unknown)

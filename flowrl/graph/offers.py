@@ -1,0 +1,70 @@
+"""What a node may read in the place of a field that is not there or has another type."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from flowrl.errors import nearest
+from flowrl.fields import FieldType
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.build import Field, Graph, upstream
+
+NUM_SHOWN = 4
+"""Fields of the right type that a message names."""
+NUM_NEIGHBOURS = 20
+
+
+class Names:
+    """Names among which that of a misspelt one is looked for: a slip of the pen leaves its beginning or its end.
+
+    So only the neighbours in the order of the alphabet are compared, from the left and from the right: each comparison
+    is slow, and a pipeline may have thousands of fields.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._forward = sorted(names)
+        self._backward = sorted(name[::-1] for name in self._forward)
+
+    def around(self, name: str) -> set[str]:
+        """Those that begin or end as this one does, as far as there are such."""
+        before, after = _around(self._forward, name), _around(self._backward, name[::-1])
+        return {*before, *(other[::-1] for other in after)}
+
+
+def _around(names: list[str], name: str) -> list[str]:
+    place = bisect_left(names, name)
+    return names[max(place - NUM_NEIGHBOURS, 0) : place + NUM_NEIGHBOURS]
+
+
+class Offers:
+    """The fields of a graph by type. A node is never offered what follows from it: it would wait for itself."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._fields: dict[FieldType, list[Field]] = {}
+        for field in graph.fields.values():
+            self._fields.setdefault(field.type, []).append(field)
+        self._names: dict[FieldType, Names] = {}
+
+    def to(self, node: BoundNode, wanted: FieldType) -> list[Field]:
+        """Some fields of the type, in the order of declaration."""
+        return list(islice(self._possible(node, self._fields.get(wanted, ())), NUM_SHOWN))
+
+    def near(self, node: BoundNode, wanted: FieldType, field: str) -> str:
+        """The name of the type that this one is a slip of; empty where none is near."""
+        if wanted not in self._names:
+            self._names[wanted] = Names(found.name for found in self._fields.get(wanted, ()))
+        around = (self._graph.fields[name] for name in self._names[wanted].around(field))
+        said = nearest(field, (found.name for found in self._possible(node, around)))
+        return said.split("'")[1] if said.startswith("did you mean") else ""
+
+    def _possible(self, node: BoundNode, fields: Iterable[Field]) -> Iterator[Field]:
+        later = upstream(self._graph.targets, [node.name])
+        return (field for field in fields if field.writer not in later)
+
+
+def shown(fields: Iterable[Field]) -> list[str]:
+    """For the notes of a problem."""
+    return [f"'{field.name}' ({field.type}, written by {field.writer}) has the right type" for field in fields]

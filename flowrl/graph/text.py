@@ -1,0 +1,64 @@
+"""Numbers, lists and tables for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+WIDTH = 120
+"""Columns that a page is made for."""
+_NAMES = 40
+"""Columns for a list of names in a table."""
+
+
+def human_bytes(num: float) -> str:
+    """Bytes in the unit that gives one to four digits before the point."""
+    return _human(num, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def human_flops(num: float) -> str:
+    """Floating-point operations, in powers of 1000."""
+    return _human(num, 1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def _human(num: float, base: float, units: Sequence[str]) -> str:
+    power = 0
+    while num >= base and power + 1 < len(units):
+        num, power = num / base, power + 1
+    decimals = 0 if power == 0 or num >= 100 else 1 if num >= 10 else 2
+    return f"{num:,.{decimals}f} {units[power]}"
+
+
+def count(num: int, one: str, many: str = "") -> str:
+    """`1 row`, `2 rows`; `many` where an s is not enough."""
+    return f"{num:,} {one if num == 1 else many or f'{one}s'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """As many of the names as a table has room for."""
+    text = ", ".join(names)
+    if len(text) <= _NAMES or len(names) < 2:
+        return text
+    kept = len(names) - 1
+    while kept > 1 and len(", ".join(names[:kept])) > _NAMES - 12:
+        kept -= 1
+    return f"{', '.join(names[:kept])} and {len(names) - kept} more"
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: int = 2) -> Iterator[str]:
+    """Aligned columns; what is too long in the last one goes on below itself."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    start = indent + sum(widths[:-1]) + 2 * (len(widths) - 1)
+    for row in rows:
+        cells = [f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
+                 for column, (cell, width) in enumerate(zip(row[:-1], widths, strict=False))]  # fmt: skip
+        first, *rest = textwrap.wrap(row[-1], max(WIDTH - start, 30)) or [""]
+        yield (" " * indent + "  ".join([*cells, first])).rstrip()
+        yield from (" " * start + line for line in rest)
+
+
+def wrapped(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
+    """Lines of at most the page's width, the first indented by `indent`, the others by `hanging`."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * hanging, break_on_hyphens=False
+    )

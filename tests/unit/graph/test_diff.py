@@ -1,0 +1,71 @@
+"""Pipelines compared by what they mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrl.graph.diff import as_data, as_text
+from flowrl.pipeline import load
+
+DEFAULT = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
+
+
+def lines(*sets: str) -> list[str]:
+    """The differences that these overrides make."""
+    return [f"{change.section}: {change}" for change in load(DEFAULT).diff(load(DEFAULT, sets))]
+
+
+def test_a_pipeline_does_not_differ_from_itself_with_its_defaults_written_out(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text(load(DEFAULT).resolved())
+    changes = load(DEFAULT).diff(load(tmp_path / "resolved.yaml"))
+    assert changes == ()
+    assert as_text(changes) == "no difference"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("nodes.actor_update.minibatch=8", "nodes: ~ actor_update.minibatch: 16 -> 8"),
+        ("nodes.reward.timeout=3", "nodes: ~ reward.timeout: null -> 3.0"),
+        ("models.policy.optimizer.lr=1e-6", "models: ~ policy.optimizer.lr: 0.0003 -> 1e-06"),
+        ("pools.train.workers=2", "pools: ~ train.workers: 1 -> 2"),
+        ("batch.group=4", "batch: ~ group: 8 -> 4"),
+        ("name=other", "pipeline: ~ name: grpo_sync -> other"),
+        ("run.seed=3", "run: ~ seed: 0 -> 3"),
+        ("schedule={mode: sync}", ""),
+    ],
+)
+def test_one_changed_setting_is_one_line(override: str, line: str) -> None:
+    assert lines(override) == ([line] if line else [])
+
+
+def test_a_renamed_field_shows_in_nodes_edges_and_fields() -> None:
+    found = lines("nodes.reward.writes={reward: score}", "nodes.advantage.reads={reward: score}")
+    assert found == [
+        "nodes: ~ advantage.reads.reward: reward -> score",
+        "nodes: ~ reward.writes.reward: reward -> score",
+        "edges: - reward -> advantage (reward)",
+        "edges: + reward -> advantage (score)",
+        "fields: - reward: {type: Sample[float], writer: reward}",
+        "fields: + score: {type: Sample[float], writer: reward}",
+    ]
+
+
+def test_a_new_node_and_a_node_that_is_gone() -> None:
+    found = lines("nodes.ref_logprob=null", "models.reference=null", "nodes.actor_update.kl_coef=0")
+    assert "nodes: - ref_logprob: model.logprob" in found
+    assert "edges: - ref_logprob -> actor_update (ref_log_probs)" in found
+    assert any(line.startswith("models: - reference: {path: ") for line in found)
+    back = load(DEFAULT, ["nodes.ref_logprob=null", "nodes.actor_update.kl_coef=0"]).diff(load(DEFAULT))
+    assert "nodes: + ref_logprob: model.logprob" in [f"{change.section}: {change}" for change in back]
+
+
+def test_the_differences_are_data_for_tools() -> None:
+    data = as_data(load(DEFAULT).diff(load(DEFAULT, ["batch.group=4"])))
+    assert json.loads(json.dumps(data)) == {
+        "format": 1,
+        "changes": [{"section": "batch", "kind": "changed", "what": "group", "before": 8, "after": 4}],
+    }

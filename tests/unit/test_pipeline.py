@@ -1,0 +1,71 @@
+"""The Python API builds, checks, plans, draws and compares the same document as the command line."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flowrl
+from flowrl.errors import PipelineError
+from flowrl.pipeline import VIEWS
+
+DEFAULT = Path(__file__).parents[2] / "pipelines" / "grpo_sync.yaml"
+
+
+def document() -> dict[str, Any]:
+    """The default pipeline as Python values."""
+    data: dict[str, Any] = yaml.safe_load(DEFAULT.read_text())
+    return data
+
+
+def test_a_mapping_and_a_file_are_the_same_pipeline() -> None:
+    built, loaded = flowrl.Pipeline(document()), flowrl.load(DEFAULT)
+    assert built.check() == loaded.check() == ()
+    assert built.diff(loaded) == ()
+    for view in set(VIEWS) - {"svg"}:
+        assert built.draw(view) == loaded.draw(view), view
+
+
+def test_overrides_and_goals_work_from_python_as_from_the_command_line() -> None:
+    pipeline = flowrl.Pipeline(document(), sets=["batch.prompts=8"], to_nodes=["advantage"])
+    assert pipeline.plan().document.batch.prompts == 8
+    assert set(pipeline.plan().graph.nodes) == {"rollout", "reward", "advantage"}
+    assert set(flowrl.load(DEFAULT, to_nodes=["reward"]).plan().graph.nodes) == {"rollout", "reward"}
+
+
+def test_a_wrong_pipeline_raises_all_its_problems_when_it_is_planned_or_drawn() -> None:
+    wrong = {**document(), "batch": {"prompts": 0, "group": "8"}}
+    pipeline = flowrl.Pipeline(wrong)
+    assert [problem.code for problem in pipeline.check()] == ["FR007", "FR006"]
+    for use in (pipeline.plan, pipeline.draw, pipeline.run):
+        with pytest.raises(PipelineError) as raised:
+            use()
+        assert raised.value.problems == pipeline.check()
+
+
+def test_a_view_that_there_is_not_is_a_plain_error() -> None:
+    with pytest.raises(ValueError, match="tree, mermaid, dot"):
+        flowrl.load(DEFAULT).draw("png")
+
+
+def test_a_notebook_shows_the_page() -> None:
+    shown = flowrl.load(DEFAULT)._repr_html_()
+    page = html.unescape(shown.split('srcdoc="')[1].split('" style')[0])
+    assert page == flowrl.load(DEFAULT).draw("html")
+
+
+def test_sizes_follow_from_the_lengths_given() -> None:
+    pipeline = flowrl.load(DEFAULT)
+    assert "prompts of 12 tokens" in pipeline.draw("plan", prompt_tokens=12, response_tokens=4)
+    assert '"prompt_tokens": 12' in pipeline.draw("json", prompt_tokens=12, response_tokens=4)
+
+
+def test_a_pruned_plan_says_what_it_saves() -> None:
+    text = flowrl.load(DEFAULT, ["nodes.actor_update.kl_coef=0", "run.prune=true"]).draw("plan")
+    (line,) = [line for line in text.splitlines() if "ref_logprob" in line]
+    assert "ref_logprob" in line
+    assert "GFLOP" in text
