@@ -81,12 +81,9 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
         finally:
             cluster.close()
     require(plan, reading, present)
-    asked = asked_for(plan, present)
-    return (
-        f"{where}: "
-        + ", ".join(f"{amount:g} of {present.get(name, 0.0):g} {name}" for name, amount in asked.items() if amount)
-        + " asked for: it fits"
-    )
+    asked = {name: amount for name, amount in asked_for(plan, present).items() if amount}
+    shown = ", ".join(f"{_shown(amount)} of {_shown(present.get(name, 0.0))} {name}" for name, amount in asked.items())
+    return f"{where}: {shown} asked for: it fits"
 
 
 def refuse_unavailable(plan: Plan) -> None:
@@ -161,6 +158,11 @@ def on_signal(number: signal.Signals, handler: Any) -> None:
         signal.signal(number, handler)
 
 
+def _shown(amount: float) -> str:
+    """Up to three decimals, never an exponent."""
+    return f"{amount:.3f}".rstrip("0").rstrip(".")
+
+
 def asked_for(plan: Plan, present: Mapping[str, float]) -> dict[str, float]:
     """What all pools ask for together, by Ray's names."""
     asked: dict[str, float] = {}
@@ -179,11 +181,11 @@ def require(plan: Plan, reading: Reading, present: Mapping[str, float]) -> None:
     notes = []
     for pool in plan.pools.values():
         needs = pool.needs(accelerators=bool(present.get("GPU")))
-        shown = ", ".join(f"{amount * pool.workers:g} {name}" for name, amount in needs.items())
+        shown = ", ".join(f"{_shown(amount * pool.workers)} {name}" for name, amount in needs.items())
         notes.append(f"pools.{pool.name} asks for {pool.workers} worker{'s' * (pool.workers > 1)}: {shown}")
     largest = max(plan.pools.values(), key=lambda pool: pool.workers * pool.cpus_per_worker)
-    there = ", ".join(f"{present.get(name, 0.0):g} {name}" for name in asked)
-    total = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
+    there = ", ".join(f"{_shown(present.get(name, 0.0))} {name}" for name in asked)
+    total = ", ".join(f"{_shown(amount)} {name}" for name, amount in asked.items())
     share = int(100 * present.get("CPU", 0.0) / max(asked.get("CPU", 1.0), 1e-9) * largest.cpus_per_worker) / 100
     fix = f"--set pools.{largest.name}.workers=N with fewer workers"
     if short == ["CPU"] and share > 0:

@@ -107,9 +107,10 @@ def _nearly_read(subject: Subject, offers: Offers, node: BoundNode) -> Iterator[
     for name, port in node.cls.input_ports.items():
         near = offers.near(node, port.type, name) if port.optional and name not in node.reads else ""
         field = subject.graph.fields.get(near)
-        if field is not None and not field.readers and field.writer != DATA:
-            if near in subject.graph.nodes[field.writer].spec.writes.values():
-                yield f"nodes.{field.writer} writes '{near}'; did you mean '{name}'?"
+        if field is None or field.readers or field.writer == DATA:
+            continue
+        if near in subject.graph.nodes[field.writer].spec.writes.values():
+            yield f"nodes.{field.writer} writes '{near}'; did you mean '{name}'?"
 
 
 KEEP = FieldType("Prompt", "bool")
@@ -117,15 +118,15 @@ KEEP = FieldType("Prompt", "bool")
 
 def gate_misuse(subject: Subject) -> Iterator[Problem]:
     """FR028: a gate writes which groups to keep, there is one, and running again what it depends on can help."""
-    gates = [node for node in subject.nodes if node.spec.gate is not None]
-    for extra in gates[1:]:
-        yield Problem("FR028", subject.place("nodes", extra.name, "gate"),
-                      f"nodes.{extra.name} is a second gate beside nodes.{gates[0].name}; a step has one",
-                      "remove one `gate:`")  # fmt: skip
-    for gate in gates[:1]:
+    right: list[str] = []
+    for gate in (node for node in subject.nodes if node.spec.gate is not None):
         fact, fix = _gate_fact(subject, gate)
+        if not fact and right:
+            fact, fix = f"a second gate beside nodes.{right[0]}; a step has one", "remove one `gate:`"
         if fact:
             yield Problem("FR028", subject.place("nodes", gate.name, "gate"), f"nodes.{gate.name}: {fact}", fix)
+        else:
+            right.append(gate.name)
 
 
 def _gate_fact(subject: Subject, gate: BoundNode) -> tuple[str, str]:

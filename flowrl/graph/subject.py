@@ -10,7 +10,6 @@ from flowrl.errors import Place, Problem
 from flowrl.fields import FieldType
 from flowrl.graph.bind import Bound, BoundNode, declared
 from flowrl.graph.build import DATA, Graph
-from flowrl.graph.select import leading_to
 from flowrl.spec.document import Document
 from flowrl.spec.read import Reading
 
@@ -48,10 +47,6 @@ class Subject:
         """What nodes of an unknown model or class may do: then what seems to be missing may be there."""
         lost = {node.weights for node in self.nodes if node.model not in self.document.models}
         return lost | ({"syncs", "updates"} if self.bound.unresolved else set())
-
-    def ancestors(self, name: str) -> frozenset[str]:
-        """Nodes that must run before this one."""
-        return leading_to(self.graph, [name]) - {name}
 
     @cached_property
     def doubled(self) -> dict[str, list[str]]:

@@ -17,12 +17,11 @@ class Substitution:
     def __init__(self, document: Tree) -> None:
         self.problems: list[Problem] = []
         self.broken: set[Path_] = set()
-        params = document.entries.get("params")
-        entries = params.tree.entries if params is not None else {}
-        self.params = {name: entry for name, entry in entries.items() if entry.tree.value is not None}
-        self.usable = params is None or isinstance(params.tree.value, dict)
-        entries = document.entries.items()
-        parts = {n: e.tree if n == "params" else self._replace(e.tree, (n,)) for n, e in entries}
+        section = document.entries.get("params")
+        params = section.tree if section is not None else Tree(None, document.span)
+        self.params = {name: entry for name, entry in params.entries.items() if entry.tree.value is not None}
+        self.usable = params.value is None or isinstance(params.value, dict)
+        parts = {n: e.tree if n == "params" else self._replace(e.tree, (n,)) for n, e in document.entries.items()}
         self.tree = with_parts(document, parts)
         for name, entry in self.params.items():
             self._check_param(entry.tree, ("params", name))

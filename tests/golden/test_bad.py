@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def command(file: Path) -> list[str]:
 
 
 def option(arguments: list[str], name: str) -> list[str]:
-    return [value for word, value in zip(arguments, arguments[1:], strict=False) if word == name]
+    return [value for word, value in pairwise(arguments) if word == name]
 
 
 def same_everywhere(text: str) -> str:
@@ -60,11 +61,13 @@ def problems_of(file: Path) -> tuple[Problem, ...]:
     arguments, pipeline = command(file), pipeline_of(file)
     if arguments[0] == "check":
         return pipeline.check()
-    with pytest.raises(PipelineError) as caught:
+    try:
         if "--dry-run" in arguments:
             rehearse(pipeline.plan(), pipeline.reading, local=False, address=None)
         pipeline.run(local="--local" in arguments)
-    return caught.value.problems
+    except PipelineError as error:
+        return error.problems
+    raise AssertionError("the command of the file must be refused")
 
 
 @each_file

@@ -259,6 +259,7 @@ def judge(made: Pipeline, pipeline: Pipeline) -> None:
         if made.reading.document is not None:
             assert made.draw("resolved")
         return
+    assert not made.reading.broken, "what is refused is reported"
     for view in VIEWS:
         for unroll in (None, 2) if view not in ("plan", "resolved") else (None,):
             try:

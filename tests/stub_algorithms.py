@@ -1,0 +1,113 @@
+"""Nodes of four methods that the library does not have, with the ports that they would have: to check, not to run.
+
+PPO with a critic (Schulman et al., arXiv:1707.06347), a reward by a judge model, on-policy distillation, and dynamic
+sampling (DAPO, Yu et al., arXiv:2503.14476).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import Field
+
+from flowrl.batch import Prompt, PromptToken, Sample, Token
+from flowrl.node import Node
+
+
+class Values(Node):
+    """The critic's estimate of the return at each token, before this step's update."""
+
+    weights = "reads"
+    device = "accelerator"
+
+    class Out(NamedTuple):
+        values: Token[float]
+
+    def run(self, prompt_ids: PromptToken[int], response_ids: Token[int]) -> Out:
+        raise NotImplementedError
+
+
+class Gae(Node):
+    """Generalized advantage estimates (arXiv:1506.02438) of a reward at the last token, less a divergence per token."""
+
+    discount: float = Field(1.0, gt=0, le=1)
+    trace: float = Field(0.95, ge=0, le=1)
+    kl_coef: float = Field(0.0, ge=0)
+
+    class Out(NamedTuple):
+        advantages: Token[float]
+        returns: Token[float]
+        loss_mask: Token[bool]
+
+    def needs(self) -> dict[str, bool]:
+        return dict.fromkeys(("old_log_probs", "ref_log_probs"), self.kl_coef > 0)
+
+    def run(
+        self,
+        reward: Sample[float],
+        values: Token[float],
+        response_mask: Token[bool],
+        old_log_probs: Token[float] | None = None,
+        ref_log_probs: Token[float] | None = None,
+    ) -> Out:
+        raise NotImplementedError
+
+
+class ValueUpdate(Node):
+    """One optimizer step of the critic for each mini-batch, on the clipped squared error."""
+
+    scope = "batch"
+    weights = "updates"
+    pure = False
+    device = "accelerator"
+
+    minibatch: int = Field(ge=1)
+    clip: float = Field(0.2, gt=0)
+
+    def run(
+        self,
+        prompt_ids: PromptToken[int],
+        response_ids: Token[int],
+        values: Token[float],
+        returns: Token[float],
+        loss_mask: Token[bool],
+    ) -> None:
+        raise NotImplementedError
+
+
+class Judge(Node):
+    """A score from a model that reads prompt, expected answer and response."""
+
+    weights = "reads"
+    device = "accelerator"
+
+    rubric: str = "Is the answer right?"
+
+    class Out(NamedTuple):
+        reward: Sample[float]
+
+    def run(self, prompt: Prompt[str], answer: Prompt[str], response: Sample[str]) -> Out:
+        raise NotImplementedError
+
+
+class ReverseKl(Node):
+    """Each token's advantage is how much more likely the teacher finds it than the student did."""
+
+    class Out(NamedTuple):
+        advantages: Token[float]
+        loss_mask: Token[bool]
+
+    def run(self, response_mask: Token[bool], old_log_probs: Token[float], teacher_log_probs: Token[float]) -> Out:
+        raise NotImplementedError
+
+
+class Informative(Node):
+    """Keep the groups whose rewards differ: the others have no gradient."""
+
+    scope = "group"
+
+    class Out(NamedTuple):
+        keep: Prompt[bool]
+
+    def run(self, reward: Sample[float]) -> Out:
+        raise NotImplementedError
