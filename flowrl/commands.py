@@ -94,7 +94,7 @@ def show_pipeline(
     file: Path, sets: Sequence[str], to_nodes: Sequence[str], view: str, unroll: int | None, output: Path | None
 ) -> int:
     """`flowrl show`."""
-    from flowrl.graph.picture import PictureError
+    from flowrl.graph.show.picture import PictureError
 
     pipeline = load(file, sets, to_nodes)
     try:

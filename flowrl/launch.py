@@ -18,8 +18,8 @@ from flowrl.engine.local import LocalCluster
 from flowrl.engine.loop import Loop
 from flowrl.engine.setup import num_cores, worker_setups
 from flowrl.errors import PipelineError, Problem, RunError
-from flowrl.graph.draw import as_mermaid
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.draw import as_mermaid
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History

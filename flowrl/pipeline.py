@@ -115,10 +115,11 @@ def load(path: str | Path, sets: Sequence[str] = (), to_nodes: Sequence[str] = (
 def _draw(
     plan: Plan, view: str, unroll: int | None, color: bool, prompt_tokens: int | None, response_tokens: int | None
 ) -> str:
-    from flowrl.graph import data, draw, page, report, sizes
+    from flowrl.graph.show import data, draw, page, report
+    from flowrl.graph.sizes.measure import lengths_of
 
     if view in ("plan", "json") and unroll is None:
-        lengths = sizes.lengths_of(plan, prompt_tokens, response_tokens)
+        lengths = lengths_of(plan, prompt_tokens, response_tokens)
         return report.as_plan(plan, lengths) if view == "plan" else json.dumps(data.as_data(plan, lengths), indent=2)
     if view == "json":
         return json.dumps(draw.as_picture_data(plan, unroll), indent=2)

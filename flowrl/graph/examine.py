@@ -9,7 +9,7 @@ from pathlib import Path
 from flowrl.errors import Problem
 from flowrl.graph.bind import BoundNode, bind, declared
 from flowrl.graph.build import Graph, build
-from flowrl.graph.check import check
+from flowrl.graph.checks import check
 from flowrl.graph.plan import Plan
 from flowrl.graph.pools import physical_pools
 from flowrl.graph.select import leading_to, needed, part, unknown_goals

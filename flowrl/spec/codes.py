@@ -23,7 +23,7 @@
 | FR019 | a node needs a `model:` or takes none (found by the graph) |
 | FR072 | a key that the chosen schedule does not use |
 
-The graph finds FR020 to FR079 (`flowrl.graph.check`); docs/errors.md has a page for each.
+The graph finds FR020 to FR079 (`flowrl.graph.checks`); docs/errors.md has a page for each.
 """
 
 UNREADABLE = "FR001"

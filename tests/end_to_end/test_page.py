@@ -14,7 +14,7 @@ import pytest
 from stub_nodes import document
 
 from flowrl import Pipeline
-from flowrl.graph.page import as_html
+from flowrl.graph.show.page import as_html
 from flowrl.pipeline import load
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

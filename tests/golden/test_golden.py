@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import PipelineError, Place, Problem
-from flowrl.graph.data import as_data
 from flowrl.graph.plan import Plan
-from flowrl.graph.report import as_plan
+from flowrl.graph.show.data import as_data
+from flowrl.graph.show.report import as_plan
 from flowrl.pipeline import load
 
 Golden = Callable[[str, str], None]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.graph.draw import as_dot, as_mermaid, as_picture_data, as_tree
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.draw import as_dot, as_mermaid, as_picture_data, as_tree
 from flowrl.pipeline import load
 
 Golden = Callable[[str, str], None]

@@ -17,8 +17,8 @@ from stub_nodes import document
 from flowrl import Pipeline
 from flowrl.errors import Problem
 from flowrl.fields import FieldType
-from flowrl.graph.data import as_data
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.data import as_data
 
 settings.register_profile("graphs", settings.get_profile("flowrl"), max_examples=60)
 SLOW = settings.get_profile("graphs")

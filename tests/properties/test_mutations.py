@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import PipelineError
-from flowrl.graph.picture import PictureError
+from flowrl.graph.show.picture import PictureError
 from flowrl.pipeline import VIEWS, Pipeline, load
 from flowrl.spec.load import load_text
 from flowrl.spec.tree import Source, plain

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flowrl.graph.picture import COLORS, Arrow, Box, Picture, PictureError, picture, plain
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.picture import COLORS, Arrow, Box, Picture, PictureError, picture, plain
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowrl.fields import Dtype, FieldType
-from flowrl.graph.architecture import Architecture, Unknown
-from flowrl.graph.batches import Generation, Passes, generations, passes
 from flowrl.graph.build import DATA
-from flowrl.graph.flops import Work, work_of_passes, work_of_rollout
-from flowrl.graph.lengths import BYTES_PER_TOKEN, Lengths, assume, holds_engine
-from flowrl.graph.memory import WIDTH, PoolMemory, model_nodes, pool_memory
-from flowrl.graph.model_config import architectures
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes.architecture import Architecture, Unknown
+from flowrl.graph.sizes.batches import Generation, Passes, generations, passes
+from flowrl.graph.sizes.flops import Work, work_of_passes, work_of_rollout
+from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, assume, holds_engine
+from flowrl.graph.sizes.memory import WIDTH, PoolMemory, model_nodes, pool_memory
+from flowrl.graph.sizes.model_config import architectures
 
 BITS: Mapping[Dtype, int] = {"int": 64, "float": 32, "bool": 1}
 """Width of a value; a text has offsets and bytes."""
@@ -66,7 +66,7 @@ class Sizes:
 
 
 def lengths_of(plan: Plan, prompt_tokens: int | None = None, response_tokens: int | None = None) -> Lengths:
-    """The lengths given; one that is not is assumed from the plan (see `flowrl.graph.lengths.assume`)."""
+    """The lengths given; one that is not is assumed from the plan (see `flowrl.graph.sizes.lengths.assume`)."""
     models = architectures(plan.document.models.items())
     return assume(plan.graph.nodes.values(), models, prompt_tokens, response_tokens)
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.graph.architecture import Architecture, Unknown, from_config
+from flowrl.graph.sizes.architecture import Architecture, Unknown, from_config
 from flowrl.model import ModelSpec
 
-ASSETS = Path(__file__).parent.parent / "nodes" / "assets"
+ASSETS = Path(__file__).parents[2] / "nodes" / "assets"
 FACTS = ASSETS / "model_configs.json"
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
-from flowrl.graph import check_fields, check_memory, check_names, check_schedule, check_sizes, check_weights
-from flowrl.graph.check_waste import needless
+from flowrl.graph.checks import fields, memory, names, schedule, sizes, weights
+from flowrl.graph.checks.waste import needless
 from flowrl.graph.subject import Check, Subject
 
 
@@ -27,39 +27,39 @@ def cycle(subject: Subject) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_names.reserved_name,
-    check_names.unknown_model,
-    check_names.model_folder,
-    check_names.needless_or_missing_model,
-    check_names.unknown_pool,
-    check_names.sync_with_a_pool,
-    check_names.failure_policy,
-    check_fields.missing_writer,
-    check_fields.two_writers,
-    check_fields.type_mismatch,
-    check_fields.settings_against_fields,
-    check_fields.gate_misuse,
-    check_fields.uneven_every,
-    check_weights.rollout_without_sync,
-    check_weights.frozen_update,
-    check_weights.second_of_its_kind,
-    check_weights.sync_of_an_untrained_model,
+    names.reserved_name,
+    names.unknown_model,
+    names.model_folder,
+    names.needless_or_missing_model,
+    names.unknown_pool,
+    names.sync_with_a_pool,
+    names.failure_policy,
+    fields.missing_writer,
+    fields.two_writers,
+    fields.type_mismatch,
+    fields.settings_against_fields,
+    fields.gate_misuse,
+    fields.uneven_every,
+    weights.rollout_without_sync,
+    weights.frozen_update,
+    weights.second_of_its_kind,
+    weights.sync_of_an_untrained_model,
     cycle,
-    check_sizes.pool_shares,
-    check_sizes.model_nodes_need_a_pool,
-    check_sizes.workers_per_machine,
-    check_sizes.readers_with_their_update,
-    check_sizes.minibatch_divides,
-    check_sizes.rows_for_every_rank,
-    check_sizes.group_of_one,
-    check_memory.does_not_fit,
-    check_schedule.stale_samples,
-    check_schedule.pools_of_the_schedule,
-    check_schedule.keys_without_effect,
-    check_schedule.capacity,
-    check_schedule.other_distribution,
-    check_schedule.ignored,
-    check_schedule.not_available,
+    sizes.pool_shares,
+    sizes.model_nodes_need_a_pool,
+    sizes.workers_per_machine,
+    sizes.readers_with_their_update,
+    sizes.minibatch_divides,
+    sizes.rows_for_every_rank,
+    sizes.group_of_one,
+    memory.does_not_fit,
+    schedule.stale_samples,
+    schedule.pools_of_the_schedule,
+    schedule.keys_without_effect,
+    schedule.capacity,
+    schedule.other_distribution,
+    schedule.ignored,
+    schedule.not_available,
 )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from flowrl.graph.layout import Item, Link, lay_out
-from flowrl.graph.picture import Arrow, Kind, plain
+from flowrl.graph.show.layout import Item, Link, lay_out
+from flowrl.graph.show.picture import Arrow, Kind, plain
 
 ROW, HEAD_LINE, HEAD_PAD, LANE, SLOT = 20.0, 16.0, 14.0, 7.0, 10.0
 CARD_MARGIN, CABLE_MARGIN = 16.0, 7.0

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from flowrl.graph.architecture import Unknown
-from flowrl.graph.batches import Generation, Passes, between
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
-from flowrl.graph.lengths import BYTES_PER_TOKEN, Lengths
-from flowrl.graph.memory import PoolMemory
 from flowrl.graph.plan import Plan
 from flowrl.graph.pools import Pool
-from flowrl.graph.sizes import Sizes, measure
-from flowrl.graph.text import count, human_bytes, human_flops, listed, table, wrapped
+from flowrl.graph.show.text import count, human_bytes, human_flops, listed, table, wrapped
+from flowrl.graph.sizes.architecture import Unknown
+from flowrl.graph.sizes.batches import Generation, Passes, between
+from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths
+from flowrl.graph.sizes.measure import Sizes, measure
+from flowrl.graph.sizes.memory import PoolMemory
 
 
 def as_plan(plan: Plan, lengths: Lengths | None = None) -> str:

@@ -17,12 +17,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from flowrl.batch import COLUMN_CLASSES, Batch, PromptToken, Step, Token
 from flowrl.fields import DTYPES, Axis, FieldType
-from flowrl.graph.architecture import Architecture, Unknown, from_config
-from flowrl.graph.batches import Generation, Passes
-from flowrl.graph.flops import work_of_passes, work_of_rollout
-from flowrl.graph.lengths import BYTES_PER_TOKEN, Lengths
-from flowrl.graph.memory import GIB, LOGIT_BYTES_OF_READ, LOGIT_BYTES_OF_SAMPLING, LOGIT_BYTES_OF_UPDATE
-from flowrl.graph.sizes import field_bytes, field_sizes, lengths_of, measure
+from flowrl.graph.sizes.architecture import Architecture, Unknown, from_config
+from flowrl.graph.sizes.batches import Generation, Passes
+from flowrl.graph.sizes.flops import work_of_passes, work_of_rollout
+from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths
+from flowrl.graph.sizes.measure import field_bytes, field_sizes, lengths_of, measure
+from flowrl.graph.sizes.memory import GIB, LOGIT_BYTES_OF_READ, LOGIT_BYTES_OF_SAMPLING, LOGIT_BYTES_OF_UPDATE
 from flowrl.nodes._backend.generation import sample
 from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.partition import plan_micro_batches
@@ -30,7 +30,7 @@ from flowrl.pipeline import load
 from flowrl.rows import Jagged, Rows
 from flowrl.wire import to_arrow
 
-PIPELINES = Path(__file__).parents[3] / "pipelines"
+PIPELINES = Path(__file__).parents[4] / "pipelines"
 DEFAULT = PIPELINES / "grpo_sync.yaml"
 BIG = PIPELINES / "qwen_gsm8k_8gpu.yaml"
 

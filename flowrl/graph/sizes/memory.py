@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from flowrl.graph import lengths as names
-from flowrl.graph.architecture import Architecture, Unknown
-from flowrl.graph.batches import Generation, Passes
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.lengths import Lengths, holds_engine
 from flowrl.graph.pools import Pool, physical_name
+from flowrl.graph.sizes import lengths as names
+from flowrl.graph.sizes.architecture import Architecture, Unknown
+from flowrl.graph.sizes.batches import Generation, Passes
+from flowrl.graph.sizes.lengths import Lengths, holds_engine
 from flowrl.model import ModelSpec
 from flowrl.spec.document import PoolSpec
 

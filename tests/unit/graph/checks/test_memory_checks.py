@@ -9,7 +9,7 @@ import pytest
 from flowrl.errors import Problem
 from flowrl.pipeline import load
 
-BIG = Path(__file__).parents[3] / "pipelines" / "qwen_gsm8k_8gpu.yaml"
+BIG = Path(__file__).parents[4] / "pipelines" / "qwen_gsm8k_8gpu.yaml"
 GIB = 2**30
 LLAMA = "params.base=meta-llama/Llama-3.1-70B-Instruct"
 APART = "pools.generate={shares: null, workers: 8}"

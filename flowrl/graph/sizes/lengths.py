@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flowrl.graph.architecture import Architecture, Unknown
 from flowrl.graph.bind import BoundNode
+from flowrl.graph.sizes.architecture import Architecture, Unknown
 
 PROMPT_TOKENS = 256
 """Assumed length of a prompt: with a chat template, word problems such as those of GSM8K have 100 to 300 tokens."""

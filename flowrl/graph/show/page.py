@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
-from flowrl.graph.cards import HEAD_LINE, ROW, Card, Layout, Spot, arrange, cut, rounded, tip
-from flowrl.graph.picture import COLORS, PREFIX, Arrow, Box, Picture, picture
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.cards import HEAD_LINE, ROW, Card, Layout, Spot, arrange, cut, rounded, tip
+from flowrl.graph.show.picture import COLORS, PREFIX, Arrow, Box, Picture, picture
 
 MARGIN, BAND_PAD, BAND_GAP, BAND_TITLE, CHANNEL, TRACK = 24.0, 22.0, 26.0, 26.0, 20.0, 8.0
 
@@ -50,7 +50,7 @@ def as_html(plan: Plan, unroll: int | None = None) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("flowrl.graph").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("flowrl.graph.show").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _colors() -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.graph import lengths as names
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.lengths import Lengths, setting
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes import lengths as names
+from flowrl.graph.sizes.lengths import Lengths, setting
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl.graph.architecture import Architecture, Unknown
-from flowrl.graph.batches import Passes
-from flowrl.graph.lengths import Lengths
+from flowrl.graph.sizes.architecture import Architecture, Unknown
+from flowrl.graph.sizes.batches import Passes
+from flowrl.graph.sizes.lengths import Lengths
 
 
 @dataclass(frozen=True)

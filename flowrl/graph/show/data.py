@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flowrl.graph.architecture import Architecture, Unknown
-from flowrl.graph.batches import Generation, Passes
-from flowrl.graph.flops import Work
-from flowrl.graph.lengths import Lengths
-from flowrl.graph.memory import PoolMemory
 from flowrl.graph.plan import Plan
-from flowrl.graph.sizes import Sizes, SyncSize, measure
+from flowrl.graph.sizes.architecture import Architecture, Unknown
+from flowrl.graph.sizes.batches import Generation, Passes
+from flowrl.graph.sizes.flops import Work
+from flowrl.graph.sizes.lengths import Lengths
+from flowrl.graph.sizes.measure import Sizes, SyncSize, measure
+from flowrl.graph.sizes.memory import PoolMemory
 
 FORMAT = 1
 """Keys are only ever added under the same number; a key that changes its meaning or goes raises it."""

@@ -12,8 +12,8 @@ from stub_nodes import document
 
 from flowrl import Pipeline
 from flowrl.graph.build import DATA
-from flowrl.graph.picture import Arrow, picture
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.picture import Arrow, picture
 
 settings.register_profile("pictures", settings.get_profile("flowrl"), max_examples=40)
 SLOW = settings.get_profile("pictures")

@@ -21,7 +21,7 @@ UPDATE = {"use": "Update", **ON}
 SYNC = {"use": "Sync", "model": "policy"}
 GOOD = {"rollout": ROLLOUT, "old": OLD, "update": UPDATE, "sync": SYNC}
 
-DEFAULT = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
+DEFAULT = Path(__file__).parents[4] / "pipelines" / "grpo_sync.yaml"
 
 
 def check(nodes: dict[str, Any], **sections: Any) -> tuple[Problem, ...]:
@@ -394,7 +394,7 @@ def test_a_warning_waits_until_the_errors_are_gone() -> None:
 
 
 def test_five_mistakes_are_five_errors_at_their_lines(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml").read_text()
+    text = (Path(__file__).parents[4] / "pipelines" / "grpo_sync.yaml").read_text()
     for before, after in {
         "use: reward.exact_match": "use: reward.exact_mach",
         "temperature: 1.0": "temprature: 1.0",

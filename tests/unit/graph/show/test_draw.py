@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from stub_nodes import document
 
 from flowrl import Pipeline
-from flowrl.graph import draw
-from flowrl.graph.draw import as_dot, as_mermaid, as_picture_data, as_svg, as_tree
-from flowrl.graph.picture import PictureError, picture, plain
 from flowrl.graph.plan import Plan
+from flowrl.graph.show import draw
+from flowrl.graph.show.draw import as_dot, as_mermaid, as_picture_data, as_svg, as_tree
+from flowrl.graph.show.picture import PictureError, picture, plain
 
 settings.register_profile("drawings", settings.get_profile("flowrl"), max_examples=40)
 SLOW = settings.get_profile("drawings")

@@ -13,14 +13,14 @@ import pytest
 from stub_nodes import document
 
 from flowrl import Pipeline
-from flowrl.graph.data import as_data
-from flowrl.graph.lengths import Lengths
-from flowrl.graph.report import as_plan
-from flowrl.graph.sizes import lengths_of, measure
-from flowrl.graph.text import WIDTH, human_bytes, human_flops, listed
+from flowrl.graph.show.data import as_data
+from flowrl.graph.show.report import as_plan
+from flowrl.graph.show.text import WIDTH, human_bytes, human_flops, listed
+from flowrl.graph.sizes.lengths import Lengths
+from flowrl.graph.sizes.measure import lengths_of, measure
 from flowrl.pipeline import load
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DEFAULT, BIG = ROOT / "pipelines" / "grpo_sync.yaml", ROOT / "pipelines" / "qwen_gsm8k_8gpu.yaml"
 ASYNC = "schedule={mode: separate_async, warmup_batches: 3, max_staleness: 2, updates_per_sync: 2}"
 APART = ["pools.generate={shares: null, workers: 2}", "nodes.actor_update.minibatch=8"]
@@ -168,7 +168,7 @@ def test_sizes_are_for_people() -> None:
 def test_the_plan_of_a_7b_model_answers_at_once_and_imports_nothing_heavy() -> None:
     script = (
         "import sys, flowrl.cli\n"
-        "from flowrl.graph.report import as_plan\n"
+        "from flowrl.graph.show.report import as_plan\n"
         "from flowrl.pipeline import load\n"
         f"as_plan(load({str(BIG)!r}).plan())\n"
         "print([n for n in ('torch', 'transformers', 'ray', 'vllm', 'mlflow', 'accelerate', 'pyarrow') "

@@ -10,7 +10,7 @@ from stub_nodes import document
 
 from flowrl import Pipeline
 from flowrl.errors import Problem
-from flowrl.graph.offers import Names
+from flowrl.graph.checks.offers import Names
 from flowrl.pipeline import load
 
 

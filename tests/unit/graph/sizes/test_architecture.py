@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flowrl.graph.architecture import KNOWN_TYPES, Architecture, Unknown, from_config
-from flowrl.graph.model_config import FACTS, read_architecture
+from flowrl.graph.sizes.architecture import KNOWN_TYPES, Architecture, Unknown, from_config
+from flowrl.graph.sizes.model_config import FACTS, read_architecture
 
 SMALL = {"vocab_size": 96, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GOOD = {

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowrl.errors import Problem
-from flowrl.graph.architecture import Architecture, Unknown
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.lengths import Lengths, assume, holds_engine
-from flowrl.graph.memory import GIB, Share, held, kv_cache, model_nodes
-from flowrl.graph.model_config import architectures
 from flowrl.graph.pools import Pool
+from flowrl.graph.sizes.architecture import Architecture, Unknown
+from flowrl.graph.sizes.lengths import Lengths, assume, holds_engine
+from flowrl.graph.sizes.memory import GIB, Share, held, kv_cache, model_nodes
+from flowrl.graph.sizes.model_config import architectures
 from flowrl.graph.subject import Subject
 from flowrl.model import ModelSpec
 

@@ -8,7 +8,7 @@ from flowrl.errors import Place, Problem, nearest
 from flowrl.fields import FieldType
 from flowrl.graph.bind import BoundNode, raised
 from flowrl.graph.build import DATA, upstream
-from flowrl.graph.offers import Offers, shown
+from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.subject import Subject
 
 
