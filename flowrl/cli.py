@@ -5,12 +5,15 @@ Exit codes: 0 fine, 1 the run failed, 2 the pipeline is wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flowrl.cli_new import new
 
 app = typer.Typer(
     name="flowrl",
@@ -175,7 +178,6 @@ def diff(
 
 
 NODE = typer.Argument(metavar="NAME", help="Library name, import path (`pkg.mod:Class`) or file (`./file.py:Class`).")
-FOLDER = typer.Option(help="Where to write; made if it is missing.")
 
 
 @app.command()
@@ -193,51 +195,7 @@ def nodes(
     raise typer.Exit(show_nodes(name, style.value))
 
 
-new = typer.Typer(
-    help="Write files to start from: a node with its test and its pipeline, or a pipeline. Nothing is overwritten.",
-    no_args_is_help=True, rich_markup_mode="markdown",
-)  # fmt: skip
 app.add_typer(new, name="new")
-
-
-class NodeKind(StrEnum):
-    """Kinds of nodes that can be started from."""
-
-    reward = "reward"
-    advantage = "advantage"
-    filter = "filter"
-    metric = "metric"
-
-
-@new.command("node")
-def new_node(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the node and its module, such as `partial_credit`.")],
-    kind: Annotated[
-        NodeKind, typer.Option(help="What it does: score, compare scores, narrow what is trained, or only report.")
-    ] = NodeKind.reward,
-    folder: Annotated[Path, FOLDER] = Path(),
-) -> None:
-    """Write NAME.py, test_NAME.py and NAME.yaml: a class, its test, and the default pipeline with it.
-
-    All three work as they are. Then change the class, and what follows from it.
-    """
-    from flowrl.tools import make_node
-
-    raise typer.Exit(make_node(name, kind.value, folder))
-
-
-@new.command("pipeline")
-def new_pipeline(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the pipeline and its file.")],
-    source: Annotated[
-        str, typer.Option("--from", metavar="PIPELINE", help="A shipped pipeline, or a file of your own.")
-    ] = "grpo_sync",
-    folder: Annotated[Path, FOLDER] = Path(),
-) -> None:
-    """Write NAME.yaml, a full copy of a pipeline to change, and a schema so that editors complete and check it."""
-    from flowrl.tools import make_pipeline
-
-    raise typer.Exit(make_pipeline(name, source, folder))
 
 
 @app.command()
@@ -295,6 +253,13 @@ def _version(
 
 def main() -> None:
     """Entry point of the `flowrl` command: modules beside the current folder can be named in `use:`."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old locale has no box-drawing characters
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:
+        sys.exit("error: the current folder is gone")
+    if "" not in sys.path and folder not in sys.path:
+        sys.path.insert(0, folder)
     app()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import numpy as np
 
+from flowrl.encode import native
 from flowrl.fields import Axis, Dtype
 from flowrl.rows import Array, Rows
 
@@ -23,12 +25,15 @@ def as_array(values: Iterable[Any] | Array, dtype: Dtype | None = None) -> Array
 
     Raises `TypeError` or `ValueError` for a value that the dtype cannot hold: nothing is rounded, parsed or guessed.
     """
-    if dtype in ("str", "json"):
-        return _objects(values)
+    if dtype == "str":
+        return _texts(objects(values))
+    if dtype == "json":
+        items = values.tolist() if isinstance(values, np.ndarray) else values
+        return objects([native(item) for item in items])
     if not isinstance(values, np.ndarray) or (dtype is not None and values.dtype == object):
         items = list(values)
         if dtype is None and not all(item is None or isinstance(item, _NUMBERS) for item in items):
-            return _objects(items)
+            return objects(items)
         values = np.asarray([np.nan if item is None else item for item in items])
     return values if dtype is None else _cast(values, dtype)
 
@@ -36,12 +41,21 @@ def as_array(values: Iterable[Any] | Array, dtype: Dtype | None = None) -> Array
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
-def _objects(values: Iterable[Any] | Array) -> Array:
+def objects(values: Iterable[Any] | Array) -> Array:
+    """The values as they are, lists among them too, in a flat array."""
     items = values.tolist() if isinstance(values, np.ndarray) else list(values)
     out = np.empty(len(items), dtype=object)
     for index, item in enumerate(items):  # not `out[:] = items`, which spreads lists of equal length
         out[index] = item
     return out
+
+
+def _texts(values: Array) -> Array:
+    for item in values:
+        if not isinstance(item, str):
+            missing = item is None or (isinstance(item, float) and math.isnan(item))
+            raise TypeError(f"str cannot hold {'null' if missing else repr(item)}")
+    return values
 
 
 def _cast(values: Array, dtype: Dtype) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -100,7 +101,7 @@ def show_pipeline(
     try:
         if view == "resolved" and report(pipeline.reading.problems):
             return WRONG
-        text = pipeline.draw(view, unroll=unroll, color=output is None and sys.stdout.isatty())
+        text = pipeline.draw(view, unroll=unroll, color=output is None and _in_color())
     except PipelineError as error:
         return report(error.problems)
     except PictureError as error:
@@ -110,12 +111,18 @@ def show_pipeline(
         print(text)
         return FINE
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         say(f"error: cannot write '{output}': {error.strerror or error}")
         return WRONG
     say(f"written: {output}")
     return FINE
+
+
+def _in_color() -> bool:
+    """Whether the terminal wants colours (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def show_difference(before: Path, after: Path, sets: Sequence[str], style: str, exit_code: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
     With an address, the cluster there is asked; nothing is placed on it.
     """
     refuse_unavailable(plan)
+    plan.document.data["train"].load()
+    try_folder(plan, reading)
     if local:
         return "this process: one worker a pool, whatever the pools ask for"
     where, present = "this machine", {"CPU": float(num_cores())}
@@ -97,9 +100,24 @@ def make_folder(plan: Plan, reading: Reading) -> RunFolder:
     try:
         return RunFolder(Path(plan.document.run.dir), plan.document.name)
     except OSError as error:
-        place = reading.place(("run", "dir"))
-        fact = f"cannot make a run folder in '{plan.document.run.dir}': {error.strerror or error}"
-        raise PipelineError([Problem("FR001", place, fact, "run.dir: a folder that can be written")]) from None
+        raise _no_folder(plan, reading, error) from None
+
+
+def try_folder(plan: Plan, reading: Reading) -> None:
+    """Whether a run folder could be made, without leaving one behind."""
+    folder = Path(plan.document.run.dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        raise _no_folder(plan, reading, error) from None
+
+
+def _no_folder(plan: Plan, reading: Reading, error: OSError) -> PipelineError:
+    fact = f"cannot make a run folder in '{plan.document.run.dir}': {error.strerror or error}"
+    return PipelineError(
+        [Problem("FR001", reading.place(("run", "dir")), fact, "run.dir: a folder that can be written")]
+    )
 
 
 def run_recorded(

@@ -15,6 +15,14 @@ class Settings(BaseModel):
     )
 
 
+class SettingError(ValueError):
+    """Raised by a validator for a value that does not go with others: which key to change, and to what."""
+
+    def __init__(self, key: str, fact: str, fix: str = "") -> None:
+        super().__init__(fact)
+        self.key, self.fix = key, fix
+
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -51,5 +59,5 @@ class ModelSpec(Settings):
     def _trains_in_a_wide_type(self) -> Self:
         if self.trainable and self.dtype != "float32":
             # A step of 1e-6 rounds away in bfloat16, and AdamW's eps of 1e-8 is 0 in float16.
-            raise ValueError(f"{self.dtype} is too narrow to train in; write dtype: float32")
+            raise SettingError("dtype", f"{self.dtype} is too narrow to train in", "dtype: float32")
         return self

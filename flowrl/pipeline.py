@@ -26,7 +26,7 @@ VIEWS = ("tree", "mermaid", "dot", "svg", "html", "json", "resolved", "plan")
 
 
 class Pipeline:
-    """One pipeline. `Pipeline({...})` takes the same mapping as the YAML file.
+    """One pipeline. `Pipeline({...})` takes the same mapping as the YAML file; relative paths start at `folder`.
 
     With `to_nodes`, only these nodes and what they depend on: `to_nodes=["advantage"]` stops before training.
     """
@@ -38,7 +38,7 @@ class Pipeline:
         sets: Sequence[str] = (),
         to_nodes: Sequence[str] = (),
     ) -> None:
-        self.reading = document if isinstance(document, Reading) else read_value(document, sets)
+        self.reading = document if isinstance(document, Reading) else read_value(document, sets, folder)
         self.folder = Path(folder)
         self.to_nodes = tuple(to_nodes)
 
@@ -89,7 +89,10 @@ class Pipeline:
         return _draw(self.plan(), view, unroll, color, prompt_tokens, response_tokens)
 
     def _repr_html_(self) -> str:
-        """The picture in a notebook."""
+        """The picture in a notebook, or what is wrong with the pipeline."""
+        problems = [problem.render() for problem in self.check() if problem.severity == "error"]
+        if problems:
+            return f"<pre>{html.escape(chr(10).join(problems))}</pre>"
         page = html.escape(self.draw("html"), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 600px; border: 0"></iframe>'
 

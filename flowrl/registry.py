@@ -12,14 +12,17 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import linecache
+import os
 import sys
 import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic.errors import PydanticUndefinedAnnotation
+import pydantic
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from flowrl.errors import NodeDefinitionError, nearest
 from flowrl.node import Node
@@ -40,7 +43,7 @@ class NodeRef:
     """Where a node class comes from; small and picklable, `load` gives the class in any process."""
 
     use: str
-    """The name in the document."""
+    """The name in the document, as pages show it."""
     module: str
     """Module that defines the class."""
     name: str
@@ -52,36 +55,41 @@ class NodeRef:
 
     def load(self) -> type[Node]:
         """The class. Raises `UnknownNode` or `BrokenNode`."""
-        try:
-            module = self._from_source() if self.file else importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (self.module == error.name or self.module.startswith(error.name + ".")):
-                raise UnknownNode(f"no module named '{error.name}'") from error
-            raise BrokenNode(f"importing {self.file or self.module} failed: {error}") from error
-        except NodeDefinitionError as error:
-            raise BrokenNode(str(error)) from error
-        except (Exception, SystemExit) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            line = next((f", line {frame.lineno}," for frame in reversed(frames) if frame.filename == self.file), "")
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise BrokenNode(f"importing {self.file or self.module}{line} failed: {said}") from error
+        module = self.imported()
         found = getattr(module, self.name, None)
         if found is None:
-            classes = [
-                n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Node) and v is not Node
-            ]
-            raise UnknownNode(f"'{self.file or self.module}' has no class '{self.name}'; {nearest(self.name, classes)}")
+            known = nearest(self.name, node_classes(module)) or "it has no node class"
+            raise UnknownNode(f"'{self.file or self.module}' has no class '{self.name}'; {known}")
         if not (isinstance(found, type) and issubclass(found, Node)):
             raise BrokenNode(f"'{self.name}' in {self.file or self.module} is no flowrl.Node")
         if "run" not in dir(found) and found.weights != "syncs":
-            raise BrokenNode(f"{self.name} has no `run`")
+            raise BrokenNode(f"{_place(found)}{self.name} has no `run`")
         try:
             found.model_rebuild()
         except PydanticUndefinedAnnotation as error:
-            raise BrokenNode(
-                f"{self.name}: the type '{error.name}' of a parameter does not exist at the top of the module"
-            ) from error
+            fact = f"the type '{error.name}' of a parameter does not exist at the top of the module"
+            raise BrokenNode(f"{_place(found)}{self.name}: {fact}") from error
+        except PydanticUserError as error:
+            raise BrokenNode(f"{_place(found)}{self.name}: {_first_line(error)}") from error
         return found
+
+    def imported(self) -> types.ModuleType:
+        """The module of the class. Raises `UnknownNode` or `BrokenNode`."""
+        where = self.file or self.module
+        try:
+            return self._from_source() if self.file else importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (self.module == error.name or self.module.startswith(error.name + ".")):
+                raise UnknownNode(f"no module named '{error.name}'") from error
+            raise BrokenNode(f"importing {where} failed: {error}") from error
+        except NodeDefinitionError as error:
+            place = "".join(f"{frame.filename}:{frame.lineno}: " for frame in _frames(error)[-1:])
+            raise BrokenNode(f"{place}{error}") from error
+        except (Exception, SystemExit) as error:
+            frames = _frames(error)
+            lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename][-1:]
+            line = "".join(f", line {line}" + f" of {frames[0].filename}" * (not self.file) + "," for line in lines)
+            raise BrokenNode(f"importing {where}{line} failed: {type(error).__name__}: {_first_line(error)}") from error
 
     def _from_source(self) -> types.ModuleType:
         if self.module in sys.modules:
@@ -99,14 +107,62 @@ class NodeRef:
         return module
 
 
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The way of an error through the user's code: without the frames of the import and of making a class."""
+    here = Path(__file__).parent
+    others = {__file__, str(here / "node.py"), str(here / "ports.py"), importlib.__file__}
+    machinery = ("<", f"{Path(pydantic.__file__).parent}{os.sep}")
+    frames = traceback.extract_tb(error.__traceback__)
+    return [one for one in frames if one.filename not in others and not one.filename.startswith(machinery)]
+
+
+def _place(cls: type[Node]) -> str:
+    """`file:line: ` of a class; empty where its source is not there."""
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}: "
+    except (OSError, TypeError):
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def node_classes(module: types.ModuleType) -> list[str]:
+    """Names of the node classes that a module defines, or imports from elsewhere."""
+    return [
+        name
+        for name, one in vars(module).items()
+        if isinstance(one, type) and issubclass(one, Node) and one is not Node
+    ]
+
+
 def find(use: str, folder: Path) -> NodeRef:
-    """The reference for a `use:` value; `folder` is that of the YAML file. Raises `UnknownNode`."""
+    """The reference for a `use:` value; `folder` is that of the YAML file.
+
+    Raises `UnknownNode`, and `BrokenNode` for a file without a class whose classes cannot be listed.
+    """
     where, colon, name = use.rpartition(":")
-    if not colon:
+    if not colon and not use.endswith(".py"):
         return _library(use)
+    if not where or not name:
+        raise UnknownNode(_without_class(use, folder))
     if where.endswith(".py"):
         return _from_file(use, folder / where, where, name)
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise UnknownNode(f"'{where}' is neither a module, such as my_pkg.nodes, nor a file, such as ./my_nodes.py")
     return NodeRef(use, where, name)
+
+
+def _without_class(use: str, folder: Path) -> str:
+    """What to say of a module or a file that is named alone."""
+    where = use.removesuffix(":")
+    if not where.endswith(".py"):
+        return f"'{use}' names no class: write a library name, my_pkg.nodes:Class or ./my_nodes.py:Class"
+    classes = node_classes(_from_file(use, folder / where, where, "").imported())
+    example = f"{where}:{classes[0] if classes else 'Class'}"
+    known = f"its node classes: {', '.join(classes)}" if classes else "it has no node class"
+    return f"'{use}' names a file and no class in it: write {example}; {known}"
 
 
 def library_names() -> list[str]:
@@ -138,9 +194,10 @@ def _library(use: str) -> NodeRef:
 def _from_file(use: str, path: Path, shown: str, name: str) -> NodeRef:
     try:
         source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        near = nearest(path.name, (other.name for other in path.parent.glob("*.py"))) if not path.exists() else ""
+        missing = isinstance(error, FileNotFoundError)
+        near = nearest(path.name, (other.name for other in path.parent.glob("*.py"))) if missing else ""
         raise UnknownNode(f"cannot read the file '{shown}': {reason}" + f"; {near}" * bool(near)) from error
     full = str(path.resolve())
     digest = hashlib.sha256(f"{full}\n{source}".encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import json
 import keyword
@@ -11,17 +12,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, get_args
 
 import flowrl
 from flowrl.errors import PipelineError, nearest
+from flowrl.graph.build import DATA
 from flowrl.pipeline import load
 from flowrl.spec.document import Document
-from flowrl.spec.load import SHIPPED, found_file, load_file, shipped_pipelines
+from flowrl.spec.load import SHIPPED, found_file, load_file, load_text, shipped_pipelines
 from flowrl.spec.params import REFERENCE
-from flowrl.spec.scalars import resolve
+from flowrl.spec.scalars import is_date, resolve
 from flowrl.spec.schema import nodes_used, schema_text
-from flowrl.spec.tree import Span, Tree
+from flowrl.spec.tree import Path_, Source, Span, Tree, locate, plain
 
 Kind = Literal["reward", "advantage", "filter", "metric"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -45,11 +48,14 @@ def new_node(name: str, kind: Kind, folder: Path) -> list[Path]:
     files = {folder / f"{name}.py": f"{kind}.py", folder / f"test_{name}.py": f"test_{kind}.py"}
     files[folder / f"{name}.yaml"] = f"{kind}.yaml"
     _refuse_existing(files)
+    _refuse_taken(name)
     _refuse_module_name(name, folder)
     cls = _class_name(name)
     words = {"name": name, "cls": cls, "use": f"./{name}.py:{cls}", "module": _import_path(folder, name)}
-    texts = {path: Template((TEMPLATES / f"{file}.txt").read_text("utf-8")) for path, file in files.items()}
-    return _write({path: template.substitute(words) for path, template in texts.items()})
+    templates = {path: Template((TEMPLATES / f"{file}.txt").read_text("utf-8")) for path, file in files.items()}
+    texts = {path: template.substitute(words) for path, template in templates.items()}
+    _refuse_what_fails(name, texts)
+    return _write(texts)
 
 
 def _refuse_other_words(name: str) -> None:
@@ -58,17 +64,23 @@ def _refuse_other_words(name: str) -> None:
         raise ScaffoldError(
             f"'{name}' cannot name a node: use letters, digits and _, a letter first, as in `my_reward`"
         )
-    if keyword.iskeyword(name) or keyword.iskeyword(name.title()) or not isinstance(resolve(name), str):
+    is_python = keyword.iskeyword(name) or keyword.iskeyword(name.title()) or hasattr(tuple, name)  # what `Out` is
+    if is_python or not isinstance(resolve(name), str):
         raise ScaffoldError(f"'{name}' means something else to Python or YAML; such as `my_{name}` can be a node")
 
 
-def _class_name(name: str) -> str:
-    """CamelCase; neither it nor the name is one that the new files use already."""
-    cls = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+def _refuse_taken(name: str) -> None:
+    """It would take the place of a node of the pipeline, be a second writer of a field, or bind an optional port."""
     graph = load(BASE).plan().graph
-    if name in {*graph.nodes, *graph.fields, *_OTHER_NAMES}:
+    ports = {port for node in graph.nodes.values() for port in node.cls.input_ports}
+    if name in {*graph.nodes, *graph.fields, *ports, *_OTHER_NAMES, DATA}:
         raise ScaffoldError(f"the pipeline has a node or a field '{name}' already; such as `my_{name}` is free")
-    if cls in {*flowrl.__all__, "Field", "NamedTuple", "Out", "Path"}:
+
+
+def _class_name(name: str) -> str:
+    """CamelCase, and no name that the new files use already."""
+    cls = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    if cls in {*flowrl.__all__, *dir(builtins), "Field", "NamedTuple", "Out", "Path"}:
         raise ScaffoldError(f"the class would be called {cls}, as one that it uses; such as `my_{name}` is free")
     return cls
 
@@ -83,8 +95,17 @@ def _refuse_module_name(name: str, folder: Path) -> None:
         spec = None
     places = [spec.origin] if spec and spec.origin else [*(spec.submodule_search_locations or ())] if spec else []
     plain_folder = folder.resolve() / name  # without __init__.py it gives way to the module
+    places += [str(init)] if (init := folder / name / "__init__.py").exists() else []
     if places and any(Path(place).resolve() != plain_folder for place in places):
         raise ScaffoldError(f"'{name}' is a module already ({places[0]}); such as `my_{name}` is free")
+
+
+def _refuse_what_fails(name: str, texts: Mapping[Path, str]) -> None:
+    """Whatever else a name may clash with: the pipeline is checked before anything of it is written."""
+    with TemporaryDirectory() as place:
+        _write({Path(place) / path.name: text for path, text in texts.items()})
+        for problem in load(Path(place) / f"{name}.yaml").check():
+            raise ScaffoldError(f"'{name}' does not do: {problem.fact}; such as `my_{name}` is free")
 
 
 def _import_path(folder: Path, name: str) -> str:
@@ -98,19 +119,21 @@ def _import_path(folder: Path, name: str) -> str:
 
 
 def new_pipeline(name: str, source: str, folder: Path) -> list[Path]:
-    """`NAME.yaml`, a copy to change, and the schema for its editor. Raises `ScaffoldError` or `PipelineError`."""
+    """`NAME.yaml`, the source's file under another name, and the schema for its editor.
+
+    Raises `ScaffoldError` or `PipelineError`.
+    """
     name = re.sub(r"\.ya?ml$", "", name)
     limits = Document.model_json_schema()["properties"]["name"]
     if not re.fullmatch(limits["pattern"], name) or len(name) > limits["maxLength"]:
         raise ScaffoldError(f"'{name}' cannot name a pipeline: use letters, digits, _ and -")
     path, schema = folder / f"{name}.yaml", folder / SCHEMA
     _refuse_existing([path])
-    original = _source(source)
-    text = _with_modeline(_copied(original, name, folder))
-    written = _write({path: text})
-    schema.parent.mkdir(exist_ok=True)
-    schema.write_text(schema_text(nodes_used(sorted(folder.glob("*.yaml")))), encoding="utf-8")
-    return [*written, schema]
+    text = _copied(_source(source), name, folder)
+    trees = [load_file(file, str(file)).tree for file in sorted(folder.glob("*.yaml"))]
+    trees.append(load_text(text, Source(str(path), text.splitlines(), folder)).tree)
+    used = nodes_used(tree for tree in trees if tree is not None)
+    return _write({path: text, schema: schema_text(used.classes)})
 
 
 def _source(source: str) -> Path:
@@ -132,42 +155,67 @@ class _Edit(NamedTuple):
 
 
 def _copied(path: Path, name: str, folder: Path) -> str:
-    """The text under another name, its relative paths leading where they led."""
+    """The text under another name, its relative paths leading where they led.
+
+    Where a text cannot be changed without changing more than that, it is a pipeline that extends the other.
+    """
     tree, problems = load_file(path, str(path))
     if tree is None or problems:
         raise PipelineError(problems)
-    lines = path.read_text("utf-8-sig").splitlines()
-    for edit in sorted({*_renamed(tree, name), *_moved(tree, path.parent, folder)}, reverse=True):
-        line, start = lines[edit.line - 1], edit.column - 1
-        lines[edit.line - 1] = line[:start] + edit.text + line[start + edit.length :]
-    return "\n".join(lines) + "\n"
+    changes: dict[Path_, str] = {("name",): name, **dict(_moved(tree, path.parent, folder))}
+    base = _base(path.name, path.parent, folder)
+    over = f"# Anything here lies over the pipeline below.\nextends: {_scalar(base)}\nname: {_scalar(name)}\n"
+    meant: Any = plain(tree)
+    for where, value in changes.items():
+        meant = _with_value(meant, where, value)
+    edited = _edited(path.read_text("utf-8-sig"), tree, changes)
+    for text, meaning in ((edited, meant), (over, {"extends": base, "name": name})):
+        text = _with_modeline(text)
+        loaded = load_text(text, Source(name, text.splitlines()))
+        if loaded.tree is not None and not loaded.problems and plain(loaded.tree) == meaning:
+            return text
+    raise ScaffoldError(f"the path '{base}' cannot be written in YAML: copy the file by hand")
 
 
-def _renamed(tree: Tree, name: str) -> Iterator[_Edit]:
-    entry = tree.entries.get("name")
-    if entry is not None:
-        yield _edit(entry.tree.span, name)
-    elif tree.entries:
-        first = min(entry.key.line for entry in tree.entries.values())
-        yield _Edit(first, 1, 0, f"name: {_scalar(name)}\n")
+def _with_value(data: Any, path: Path_, value: str) -> Any:
+    return {**data, path[0]: _with_value(data.get(path[0]), path[1:], value)} if path else value
 
 
-def _moved(tree: Tree, old: Path, new: Path) -> Iterator[_Edit]:
+def _edited(text: str, tree: Tree, changes: Mapping[Path_, str]) -> str:
+    """The text with these values, as far as each stands in one line."""
+    lines = text.splitlines(keepends=True)
+    if not text.endswith("\n"):
+        lines[-1] += "\n"
+    edits = {_edit(locate(tree, path), value) for path, value in changes.items() if path[0] in tree.entries}
+    if "name" not in tree.entries:
+        line, column = tree.span.line, tree.span.column
+        key = f"name: {_scalar(changes['name',])}"
+        in_braces = lines[line - 1][column - 1] == "{"
+        before = _Edit(line, column, 0, f"{key}\n{' ' * (column - 1)}")
+        edits.add(_Edit(line, column + 1, 0, f"{key}, ") if in_braces else before)
+    for edit in sorted(edits, reverse=True):
+        old, start = lines[edit.line - 1], edit.column - 1
+        lines[edit.line - 1] = old[:start] + edit.text + old[start + edit.length :]
+    return "".join(lines)
+
+
+def _moved(tree: Tree, old: Path, new: Path) -> Iterator[tuple[Path_, str]]:
     """New paths for every value that names a file from the folder of the document."""
     base = tree.entries.get("extends")
     if base is not None and isinstance(base.tree.value, str):
-        yield _edit(base.tree.span, _base(base.tree.value, old, new))
+        yield ("extends",), _base(base.tree.value, old, new)
     if old.resolve() == new.resolve():
         return
-    params = {name: entry.tree for name, entry in _entries(tree, "params").items()}
     for section, key in (("data", "path"), ("models", "path"), ("nodes", "use")):
-        for entry in _entries(tree, section).values():
+        for name, entry in _entries(tree, section).items():
             found = entry.tree.entries.get(key)
-            value = found.tree if found is not None else Tree(None, tree.span)
-            match = REFERENCE.fullmatch(value.value) if isinstance(value.value, str) else None
-            value = params.get(match[1], value) if match else value
-            if isinstance(value.value, str) and (moved := _path(section, value.value, old, new)):
-                yield _edit(value.span, moved)
+            value = found.tree.value if found is not None else None
+            place: Path_ = (section, name, key)
+            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match and match[1] in _entries(tree, "params"):
+                value, place = _entries(tree, "params")[match[1]].tree.value, ("params", match[1])
+            if isinstance(value, str) and (moved := _path(section, value, old, new)):
+                yield place, moved
 
 
 def _entries(tree: Tree, section: str) -> Mapping[str, Any]:
@@ -205,7 +253,8 @@ def _edit(span: Span, value: str) -> _Edit:
 
 def _scalar(text: str) -> str:
     """The text as a string in YAML, in quotes where it would be something else."""
-    is_plain = re.fullmatch(r"[\w./][\w./:-]*", text, re.ASCII) and isinstance(resolve(text), str)
+    is_plain = re.fullmatch(r"[\w./]([\w./:-]*[\w./-])?", text, re.ASCII) and isinstance(resolve(text), str)
+    is_plain = is_plain and not is_date(text)
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
@@ -222,10 +271,17 @@ def _refuse_existing(paths: Iterable[Path]) -> None:
 
 
 def _write(texts: Mapping[Path, str]) -> list[Path]:
+    """All of the files, or none."""
+    new = [path for path in texts if not path.exists()]
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
+        for one in new:
+            if one.is_file():
+                one.unlink()
+        above = next((one for one in path.parents if not one.is_dir() and (one.exists() or one.is_symlink())), None)
+        reason = f"{above} is no folder" if above is not None else error.strerror
+        raise ScaffoldError(f"cannot write {path}: {reason}") from error
     return list(texts)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.commands import FAILED, FINE, WRONG, report, say
-from flowrl.errors import PipelineError, Place, Problem
+from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.registry import BrokenNode, UnknownNode, find, library_names
 
 if TYPE_CHECKING:
@@ -141,7 +141,10 @@ def print_schema(files: Sequence[Path], output: Path | None) -> int:
     unread = [problem for one in loaded if one.tree is None for problem in one.problems]
     if unread:
         return report(unread)
-    text = schema_text(nodes_used(files))
+    used = nodes_used(one.tree for one in loaded if one.tree is not None)
+    for note in used.notes:
+        say(f"note: {note}")
+    text = schema_text(used.classes)
     if output is None:
         print(text, end="")
         return FINE
@@ -232,6 +235,7 @@ def _made(
     cls: type[Node], smallest: Mapping[str, Any], sets: Sequence[str]
 ) -> tuple[Node | None, dict[str, Any], list[Problem]]:
     """The node with these settings, what was given, and what is wrong with it; no node if anything is."""
+    from flowrl.spec.codes import UNKNOWN_KEY
     from flowrl.spec.merge import overlay
     from flowrl.spec.tree import Path_, Source, Span, Tree, locate, plain
     from flowrl.spec.validate import repair
@@ -243,7 +247,11 @@ def _made(
     def place(path: Path_, key: bool = False) -> Place:
         return locate(tree, path, key).place(path)
 
-    node, wrong, _ = repair(cls, {**smallest, **given}, place)
+    for name in given.keys() - cls.model_fields.keys():
+        fix = nearest(name, cls.model_fields) or f"{cls.__name__} has none at all"
+        problems.append(Problem(UNKNOWN_KEY, place((name,), True), f"{cls.__name__} has no parameter '{name}'", fix))
+    known = {name: value for name, value in given.items() if name in cls.model_fields}
+    node, wrong, _ = repair(cls, {**smallest, **known}, place)
     problems = [*problems, *wrong]
     return None if problems else node, given, problems
 

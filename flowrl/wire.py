@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from flowrl.batch import Batch, Prompt, PromptToken, Sample, Step, Token
-from flowrl.column import Column, as_array
+from flowrl.column import Column, as_array, objects
 from flowrl.encode import dumps, plain
 from flowrl.fields import FieldType
 from flowrl.rows import Array, Rows
@@ -123,9 +123,9 @@ def _array(values: Array, type_: FieldType) -> Any:
 
 def _values(array: Any, type_: FieldType) -> Array:
     if type_.dtype == "json":
-        return as_array([None if item is None else json.loads(item) for item in array.to_pylist()], "json")
+        return objects(None if item is None else json.loads(item) for item in array.to_pylist())
     if type_.dtype == "str":
-        return as_array(array.to_pylist(), "str")
+        return objects(array.to_pylist())
     if type_.dtype == "bool" or array.null_count:
         return as_array(array.to_numpy(zero_copy_only=False), type_.dtype)
     values: Array = array.to_numpy(zero_copy_only=True)

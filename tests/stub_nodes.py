@@ -209,6 +209,29 @@ class Judge(Node):
         return None if self.how == "none" else "1.5"
 
 
+class StreamJudge(Node):
+    """A score for each response, as a stream of blocks."""
+
+    times: int = 1
+    how: str = ""
+    empty: bool = False
+    """Whether a block without rows comes first."""
+
+    class Out(NamedTuple):
+        score: Sample[float]
+
+    def run(self, response: Sample[str]) -> Iterator[Any]:
+        if self.empty:
+            none = Rows(())
+            yield self.Out(Sample(none, []))
+        scores = Sample(response.rows, [float(len(text)) for text in response])
+        for _ in range(self.times):
+            if self.how == "axis":
+                yield (Prompt(response.rows, np.zeros(response.rows.num_groups)),)
+            else:
+                yield scores if self.how == "bare" else self.Out(scores)
+
+
 class Wrong(Node):
     """Returns something else than its Out declares."""
 
@@ -233,6 +256,8 @@ class Wrong(Node):
             return self.Out(Sample(rows, ["x"] * len(rows)), counts)
         if self.how == "fraction":
             return self.Out(score, counts * 0.5)
+        if self.how in ("infinite", "null"):
+            return self.Out(score + float("inf" if self.how == "infinite" else "nan"), counts)
         if self.how == "two rows":
             return self.Out(Sample(rows.take(np.array([0])), [1.0]), counts)
         if self.how == "fewer":

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from flowrl.data.base import BAD_DATA, DataSet, Row
 from flowrl.errors import Place, Problem
 from flowrl.fields import FieldType
+from flowrl.model import SettingError
 
 
 class Arithmetic(DataSet):
@@ -31,7 +32,7 @@ class Arithmetic(DataSet):
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:
         if self.low >= self.high:
-            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+            raise SettingError("low", f"low ({self.low}) must be below high ({self.high})")
         return self
 
     def columns(self) -> dict[str, FieldType]:
@@ -42,7 +43,7 @@ class Arithmetic(DataSet):
         """Too few rows for a batch."""
         if self.size >= num_needed:
             return []
-        fact = f"{num_needed} prompts are needed at once, but the data set has {self.size} rows"
+        fact = f"{num_needed} prompts are needed at once, but the data set has {self.size}"
         return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower batch.prompts")]
 
     def load(self) -> list[Row]:

@@ -64,7 +64,7 @@ class Jsonl(DataSet):
             return [Problem(BAD_DATA, place("path"), fact, fix)]
         found = self._bad_lines(lines[:NUM_FIRST_ROWS], _declare(lines[:NUM_FIRST_ROWS]))
         if not found and len(lines) < num_needed:
-            fact = f"{num_needed} prompts are needed at once, but '{self.path}' has {len(lines)} rows"
+            fact = f"{num_needed} prompts are needed at once, but '{self.path}' has {len(lines)}"
             return [Problem(BAD_DATA, place("path"), fact, "add rows, or lower batch.prompts")]
         return found
 

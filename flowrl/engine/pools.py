@@ -235,7 +235,10 @@ def own_packages(modules: Iterable[str]) -> list[str]:
 def _require_listener(address: str) -> None:
     """Raise `RunError` at once where nobody listens: Ray itself tries for minutes."""
     if address == "auto":
-        return
+        # The cluster that was started last on this machine leaves its address here, and stays there if it dies.
+        address = os.environ.get("RAY_ADDRESS") or ray._private.utils.read_ray_address() or ""
+        if not address:
+            return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise RunError(f"'{address}' is no address of a Ray cluster; give host:port of its head, or auto")

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,8 @@ import numpy as np
 
 from flowrl.batch import Batch, Sample
 from flowrl.column import Column, as_array
-from flowrl.encode import plain
 from flowrl.engine.call import NodeSetup
-from flowrl.fields import Dtype
+from flowrl.fields import Port
 from flowrl.join import singles, take
 from flowrl.metrics import Report, collect, failure, failure_of, replay
 from flowrl.node import Context, Node
@@ -160,8 +159,7 @@ def score_rows(
                 started(position)
             try:
                 out = node.run(**arguments(reads, node, single))  # type: ignore[attr-defined]
-                ports = zip(out, node.output_ports.values(), strict=True)
-                values.append(tuple(_only_value(column, port.type.dtype) for column, port in ports))
+                values.append(_values(node, out))
             except BaseException as error:
                 # In a process of its own even an interruption is the row's: judges that await others are cancelled.
                 if isinstance(error, KeyboardInterrupt) and started is None:
@@ -171,10 +169,24 @@ def score_rows(
     return values, report
 
 
-def _only_value(column: Column[Any], dtype: Dtype) -> Any:
-    """The value of one row in a form that can travel to another process."""
-    (value,) = column.cast(dtype).values.tolist()
-    return plain(value) if dtype == "json" else value
+def _values(node: Node, out: Any) -> tuple[Any, ...]:
+    """The values of one row, from an `Out` or from the blocks of a stream, in a form that can go to another process."""
+    blocks = list(out) if isinstance(out, Iterator) else [out]
+    ports = tuple(node.output_ports.values())
+    for block in blocks:
+        if not isinstance(block, tuple) or len(block) != len(ports):
+            raise TypeError(f"it returned {type(block).__name__}, not its Out")
+    return tuple(_only_value(port, [block[position] for block in blocks]) for position, port in enumerate(ports))
+
+
+def _only_value(port: Port, columns: Sequence[Column[Any]]) -> Any:
+    for column in columns:
+        if not isinstance(column, Sample):
+            raise TypeError(f"it wrote '{port.name}' as {type(column).__name__}, not as {port.type}")
+    values = [value for column in columns for value in column.cast(port.type.dtype).values.tolist()]
+    if len(values) != 1:
+        raise ValueError(f"it wrote {len(values)} values to '{port.name}' for one row")
+    return values[0]
 
 
 _child: dict[str, Any] = {}

@@ -183,10 +183,10 @@ def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:
 
 
 def check_values(node: str, port: str, column: Column[Any], type_: FieldType) -> None:
-    """The checks of `run.strict_io`: finite floats where no value may be missing, offsets that never fall."""
+    """The checks of `run.strict_io`: finite floats, or NaN where a value may be missing; offsets that never fall."""
     import numpy as np
 
-    if type_.dtype == "float" and not type_.nullable and not np.isfinite(column.values).all():
+    if type_.dtype == "float" and not (np.isfinite(column.values) | (type_.nullable & np.isnan(column.values))).all():
         raise ValueError(f"{node} wrote a value that is not finite to '{port}'")
     if hasattr(column, "offsets") and (np.diff(column.offsets) < 0).any():
         raise ValueError(f"{node} wrote offsets that fall to '{port}'")

@@ -5,6 +5,7 @@ A node that cannot be bound is left out, or kept with its class alone, so that t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,6 +48,11 @@ class BoundNode:
     def pool(self) -> str:
         """The pool named in the document, or the built-in one."""
         return self.spec.pool or CPU_POOL
+
+    @property
+    def use(self) -> str:
+        """What it is, for people."""
+        return self.ref.use
 
     @property
     def model(self) -> str | None:
@@ -146,11 +152,21 @@ def _class_of(use: str, folder: Path) -> _Class | Said:
     """What a `use:` names, or what is wrong with it."""
     try:
         ref = find(use, folder)
-        return _Class(ref, ref.load())
+        return _Class(replace(ref, use=_shown(use, folder)), ref.load())
     except UnknownNode as error:
         return Said("FR009", str(error), _WHERE if ":" in use else "`flowrl nodes` lists the library")
     except BrokenNode as error:
         return Said("FR014", str(error), "docs/nodes.md says what a node class looks like")
+
+
+def _shown(use: str, folder: Path) -> str:
+    """A `use:` as pages show it, alike on every machine: a file by its way from the pipeline's folder, if shorter."""
+    where, colon, name = use.rpartition(":")
+    if not where.endswith(".py"):
+        return use
+    near = os.path.relpath(folder / where, folder)
+    near = min(near, where, key=len) if near.startswith("..") else f"./{near}"
+    return f"{near}{colon}{name}"
 
 
 def declared(reading: Reading, section: str) -> set[str]:

@@ -74,11 +74,19 @@ def _nodes(before: Plan, after: Plan) -> Iterator[Change]:
     one, two = before.graph.nodes, after.graph.nodes
     for name in sorted(one.keys() | two.keys()):
         if name not in two:
-            yield Change("nodes", "removed", name, one[name].spec.use)
+            yield Change("nodes", "removed", name, one[name].use)
         elif name not in one:
-            yield Change("nodes", "added", name, None, two[name].spec.use)
+            yield Change("nodes", "added", name, None, two[name].use)
         else:
-            yield from _mappings("nodes", {name: _settings(one[name])}, {name: _settings(two[name])})
+            was, now = _both(one[name], two[name])
+            yield from _mappings("nodes", {name: was}, {name: now})
+
+
+def _both(one: BoundNode, two: BoundNode) -> list[dict[str, Any]]:
+    """The settings of a node before and after; classes from files differ where the text of the files does."""
+    same = one.ref.name == two.ref.name and one.ref.source == two.ref.source and bool(one.ref.source)
+    uses = (one.use, one.use if same else two.use) if same or one.use != two.use else (one.spec.use, two.spec.use)
+    return [{**_settings(node), "use": use} for node, use in zip((one, two), uses, strict=True)]
 
 
 def _settings(node: BoundNode) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from flowrl.spec.document import Document
 
 BLOCKS_PER_STEP = 8
 """The number of objects, not their size, is what a step pays for."""
+THE_GATE = "the gate"
+"""What reads the field of a gate; no node has a space in its name."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class Plan:
         readers = [node for node in nodes if node.weights == "reads" and node.cls.scope in ("sample", "group")]
         whole = self.document.batch.prompts
         return {n.name: whole if self.pool_of(n) in rollouts else self.groups_per_block for n in readers}
+
+    @cached_property
+    def gate(self) -> BoundNode | None:
+        """The node that says which groups to keep."""
+        return next((node for node in self.graph.nodes.values() if node.spec.gate is not None), None)
+
+    def readers(self, field: Field) -> tuple[str, ...]:
+        """Names of the nodes that read a field; the loop reads that of a gate."""
+        gates = self.gate is not None and self.gate.spec.gate == field.name
+        return (*field.readers, THE_GATE) if gates else field.readers
 
     def reads(self, node: BoundNode) -> list[Field]:
         """The fields that a node reads, each once."""

@@ -14,8 +14,16 @@ N = TypeVar("N")
 
 
 def leading_to(graph: Graph, names: Iterable[str]) -> frozenset[str]:
-    """These nodes and all that must run before them within a step."""
-    return frozenset(upstream(graph.sources, names) - {DATA})
+    """These nodes and all that they need within a step.
+
+    An update waits for the readers of its weights, but does not need them: what they write may be read by nobody.
+    """
+    sources: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        in_step = not edge.distance and edge.source != DATA
+        if in_step and (edge.kind != "weights" or graph.nodes[edge.target].weights == "syncs"):
+            sources.setdefault(edge.target, []).append(edge.source)
+    return frozenset(upstream(sources, names))
 
 
 def needed(graph: Graph, goals: Collection[str] = ()) -> frozenset[str]:

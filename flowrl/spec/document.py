@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from flowrl.data.arithmetic import Arithmetic
 from flowrl.data.jsonl import Jsonl
-from flowrl.model import ModelSpec, OptimizerSpec, Settings
+from flowrl.model import ModelSpec, OptimizerSpec, SettingError, Settings
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=80)]
 """Name of a model, data set, pool or node: no dots, for `--set` and metric names use those."""
@@ -46,10 +46,8 @@ class PoolSpec(Settings):
     def _shared_pool_has_no_size(self) -> Self:
         own = PoolSpec.model_construct(shares=self.shares)
         if self.shares is not None and self != own:
-            raise ValueError(
-                f"a pool that shares '{self.shares}' uses its workers and takes no other setting; for workers of its "
-                "own add shares: null"
-            )
+            fact = f"a pool that shares '{self.shares}' uses its workers and takes no other setting"
+            raise SettingError("shares", fact, "remove the others, or for workers of its own write shares: null")
         return self
 
 

@@ -41,6 +41,13 @@ _LIMITS = {
     "less_than": ("below", "a number below {}"),
     "less_than_equal": ("at most", "{} or less"),
 }
+_LENGTHS = {
+    "too_short": (True, "items"),
+    "too_long": (False, "items"),
+    "string_too_short": (True, "characters"),
+    "string_too_long": (False, "characters"),
+}
+"""Whether the lower limit is missed, and what is counted."""
 _LIMIT_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 _QUOTED = ("true", "false", "True", "False", "TRUE", "FALSE")
 _TRUE, _FALSE = {"yes", "on", "y", "1", "true"}, {"no", "off", "n", "0", "false"}
@@ -94,7 +101,12 @@ def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said
         fact = f"{name} must match {context['pattern']}, which {shown} does not"
         return Said(codes.NOT_ALLOWED, fact, "use letters, digits, _ and - only")
     if kind in ("value_error", "assertion_error"):
-        return Said(codes.NOT_ALLOWED, f"{name}: {context.get('error', error['msg'])}")
+        cause = context.get("error", error["msg"])
+        return Said(codes.NOT_ALLOWED, f"{name}: {cause}", getattr(cause, "fix", ""))
+    if kind in _LENGTHS:
+        (least, unit), most = _LENGTHS[kind], context.get("max_length")
+        limit = f"at least {context['min_length']}" if least else f"at most {most}"
+        return Said(codes.NOT_ALLOWED, f"{name} must have {limit} {unit}, not {len(value)}")
     return Said(codes.NOT_ALLOWED, f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}")
 
 

@@ -87,10 +87,10 @@ def read_document(path: str | Path, sets: Sequence[str] = ()) -> Reading:
     return _read(load_file(file, shown), shown, file, sets)
 
 
-def read_value(data: Mapping[str, Any], sets: Sequence[str] = ()) -> Reading:
-    """The same for a document made in Python."""
+def read_value(data: Mapping[str, Any], sets: Sequence[str] = (), folder: str | Path = ".") -> Reading:
+    """The same for a document made in Python, whose relative paths start at `folder`."""
     shown = "<python>"
-    return _read(from_python(data, Span(Source(shown, (), Path.cwd()))), shown, Path.cwd() / shown, sets)
+    return _read(from_python(data, Span(Source(shown, (), Path(folder)))), shown, Path(folder) / shown, sets)
 
 
 def _read(loaded: Loaded, shown: str, path: Path, sets: Sequence[str]) -> Reading:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.errors import PydanticUserError
 
@@ -22,8 +22,8 @@ from flowrl.fields import Port
 from flowrl.node import ENGINE_KEYS, Node
 from flowrl.registry import BrokenNode, UnknownNode, find, library_names
 from flowrl.spec.document import Document
-from flowrl.spec.load import load_file
 from flowrl.spec.params import REFERENCE
+from flowrl.spec.tree import Tree
 
 SCHEMA_FILE = Path(__file__).parent.parent / "schema" / "pipeline.json"
 Schema = dict[str, Any]
@@ -57,27 +57,35 @@ def schema_text(own: Mapping[str, type[Node]] | None = None) -> str:
     return json.dumps(plain(pipeline_schema(own)), indent=1, ensure_ascii=False) + "\n"
 
 
-def nodes_used(files: Iterable[Path]) -> dict[str, type[Node]]:
-    """The classes that these files name by import path or by file, under the text of their `use:`.
+class NodesUsed(NamedTuple):
+    """The classes that pipelines name themselves, and what to say of those that the schema cannot know."""
 
-    Left out is what cannot be loaded, which is for the check to say, and a text that means two classes in two folders.
-    """
+    classes: Mapping[str, type[Node]]
+    """Under the text of their `use:`; without one that means two classes in two folders."""
+    notes: tuple[str, ...]
+
+
+def nodes_used(trees: Iterable[Tree]) -> NodesUsed:
+    """The nodes that these documents name by import path or by file."""
     found: dict[str, type[Node]] = {}
     unclear: set[str] = set()
-    for file in files:
-        tree = load_file(file, str(file)).tree
-        nodes = tree.entries.get("nodes") if tree is not None else None
-        for entry in nodes.tree.entries.values() if nodes is not None else ():
+    notes: list[str] = []
+    for tree in trees:
+        nodes = tree.entries.get("nodes")
+        for name, entry in (nodes.tree.entries if nodes is not None else {}).items():
             use = entry.tree.entries.get("use")
-            if use is None or not isinstance(use.tree.value, str) or ":" not in use.tree.value:
+            if use is None or not isinstance(use.tree.value, str) or REFERENCE.fullmatch(use.tree.value):
                 continue
+            text, span = use.tree.value, use.tree.span
             try:
-                cls = find(use.tree.value, file.parent).load()
-            except (UnknownNode, BrokenNode):
+                cls = find(text, span.source.folder).load()
+            except (UnknownNode, BrokenNode) as error:
+                notes.append(f"{span.place()}: the schema does not know nodes.{name}: {error}")
                 continue
-            if found.setdefault(use.tree.value, cls) is not cls:
-                unclear.add(use.tree.value)
-    return {use: cls for use, cls in found.items() if use not in unclear}
+            if ":" in text and found.setdefault(text, cls) is not cls and text not in unclear:
+                unclear.add(text)
+                notes.append(f"{span.place()}: the schema does not know nodes.{name}: '{text}' means two classes")
+    return NodesUsed({use: cls for use, cls in found.items() if use not in unclear}, tuple(notes))
 
 
 def _library() -> dict[str, type[Node]]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flowrl.errors import Place, Problem
+from flowrl.model import SettingError
 from flowrl.spec.facts import Said, missing_key, unknown_key, wrong_value
 from flowrl.spec.scalars import number
 from flowrl.spec.tree import Path_
@@ -203,6 +204,9 @@ def _real_path(error: ErrorDetails, data: Any) -> Path_:
         path.append(str(error["ctx"]["discriminator"]).strip("'"))
     if error["type"] == "missing_key":
         path.append(str(error["ctx"]["key"]))
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, SettingError) and isinstance(data, dict) and cause.key in data:
+        path.append(cause.key)
     return tuple(path)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from flowrl.batch import COLUMN_CLASSES, Batch, Prompt, PromptToken, Step, Token
-from flowrl.column import Column
-from flowrl.fields import Port
+from flowrl.column import Column, as_array
+from flowrl.fields import FieldType, Port
 from flowrl.node import Cardinality, Node
 from flowrl.rows import Rows
 
@@ -104,11 +104,30 @@ def misfit(port: Port, column: Any) -> str:
     try:
         stored = column.cast(port.type.dtype)
     except (TypeError, ValueError) as error:
-        return f"is no {port.type}: {error}"
-    if port.type.dtype != "float" or port.type.nullable or np.isfinite(stored.values).all():
+        bad = [key for key, value in observed(column).items() if not _fits(value, port.type)]
+        return f"is no {port.type}: {error}" + (f", in {some(bad)}" if bad else "")
+    if port.type.dtype != "float":
         return ""
-    bad = [key for key, value in observed(stored).items() if not np.isfinite(np.asarray(value)).all()]
+    bad = [key for key, value in observed(stored).items() if not _finite(value, port.type.nullable)]
+    if not bad:
+        return ""
+    if port.type.nullable:
+        return f"is infinite for {some(bad)}; None or NaN says that a value is missing"
     return f"is not finite for {some(bad)}, and {port.type} has no null"
+
+
+def _finite(value: Any, nullable: bool) -> bool:
+    array = np.asarray(value, np.float64)
+    return bool((np.isfinite(array) | (nullable & np.isnan(array))).all())
+
+
+def _fits(value: Any, type_: FieldType) -> bool:
+    """Whether one value, or the list of values of one row, can be stored."""
+    try:
+        as_array(value if type_.axis in ("Token", "PromptToken") else [value], type_.dtype)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def wrong_rows(cardinality: Cardinality, blocks: Sequence[Sequence[Rows]], given: Rows) -> str:
@@ -127,7 +146,7 @@ def wrong_rows(cardinality: Cardinality, blocks: Sequence[Sequence[Rows]], given
     if len(names) < len(written):
         return f"it writes rows twice: {some(name for key, name in names.items() if written.count(key) > 1)}"
     if cardinality == "keeps" and len(written) < len(allowed):
-        return f"it is given {len(allowed)} rows and writes {len(written)}; it must keep them all"
+        return f"it is given {len(allowed)} row{'s' * (len(allowed) != 1)} and writes {len(written)}: it must keep all"
     if written != [key for key in allowed if key in names]:
         return f"it writes the rows in another order than they came in: {some(names.values())}"
     return ""

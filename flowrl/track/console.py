@@ -129,7 +129,8 @@ class ConsoleRecorder:
         if self._num_unscored:
             self._print(f"rows unscored: {self._num_unscored:.0f}", "yellow")
         steps, startup = _clock(self._last - self._ready), _clock(self._ready - self._started)
-        self._print(f"{self._name} {status}: {self._num_done} steps in {steps} after {startup} of start-up", "bold")
+        done = f"{self._num_done} step{'s' * (self._num_done != 1)}"
+        self._print(f"{self._name} {status}: {done} in {steps} after {startup} of start-up", "bold")
         self._print(f"run folder: {self._folder}")
 
     def _table(self) -> Table:

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import metric
+from flowrl.model import SettingError
 from flowrl.node import Context, Node
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Policy(Node):
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
-        if self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip must be above 1 + clip_high = {1 + self.clip_high:g}, got {self.dual_clip:g}")
+        if self.dual_clip <= (bound := 1 + self.clip_high):
+            raise SettingError("dual_clip", f"must be above 1 + clip_high = {bound:g}, not {self.dual_clip:g}")
         return self
 
     def needs(self) -> dict[str, bool]:
@@ -172,13 +173,9 @@ class Policy(Node):
 
         log_probs, entropy = within(mask, log_probs), within(mask, entropy)
         anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
+        low, high, dual = self.clip_low, self.clip_high, self.dual_clip
         policy, clipped = policy_loss(
-            log_probs,
-            anchor,
-            column("advantages"),
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
+            log_probs, anchor, column("advantages"), clip_low=low, clip_high=high, dual_clip=dual
         )
         loss = pg_loss = total(policy)
         num_tokens = float(mask.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 from pydantic import Field, PrivateAttr
 
 from flowrl.batch import Json, Prompt, Sample, Step, Token
+from flowrl.column import objects
 from flowrl.metrics import failure
 from flowrl.node import Context, Node
 from flowrl.registry import find, library_names
@@ -299,6 +301,24 @@ class NotNone(Node):
         return self.Out(Sample(info.rows, [len(str(value)) if value is not None else value[0] for value in info]))
 
 
+class Value(Node):
+    """The same value for every sample."""
+
+    text: Any = "text"
+    score: Any = None
+    info: Any = (np.float32(1), {1}, float("nan"))
+
+    class Out(NamedTuple):
+        text: Sample[str]
+        score: Sample[float]
+        info: Sample[Json]
+
+    def run(self, response: Sample[str]) -> Out:
+        rows = response.rows
+        columns = [Sample[Any](rows, objects([value] * len(rows))) for value in (self.text, self.score, self.info)]
+        return self.Out(*columns)
+
+
 RUNS, SEED = "runs on a plain batch", "is deterministic under a seed"
 READS, WRITES, ROWS = "reads only what it declares", "writes what it declares", "keeps identities"
 SCOPE, EDGES, NULLS = "needs no more than its scope", "survives empty and short rows", "survives nulls"
@@ -433,3 +453,23 @@ def test_chance_by_seed_and_row_is_deterministic_and_by_a_counter_is_not_of_the_
 
 def test_a_sync_has_no_properties_to_try() -> None:
     assert check_node(find("sync.weights", Path()).load()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"score": float("nan")}, ""),
+        ({"text": None}, "'text' is no Sample[str]: str cannot hold null, in u2_0_0, u2_1_0"),
+        ({"text": 3}, "'text' is no Sample[str]: str cannot hold 3, in u2_0_0, u2_1_0"),
+        ({"score": -math.inf}, "'score' is infinite for u2_0_0, u2_1_0"),
+        ({"score": 1e300}, "'score' is infinite for u2_0_0, u2_1_0"),
+        ({"info": int}, "'info' is no Sample[json]: json cannot hold <class 'int'>, in u2_0_0, u2_1_0"),
+        ({"info": {"a": [object]}}, "'info' is no Sample[json]: json cannot hold <class 'object'>, in u2_0_0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_value_that_its_type_cannot_hold_is_told_with_its_rows(settings: dict[str, Any], said: str) -> None:
+    found = {verdict.name: verdict for verdict in verdicts_of(Value, **settings)}
+    assert [name for name, verdict in found.items() if verdict.holds is False] == [WRITES] * bool(said)
+    assert said in found[WRITES].details

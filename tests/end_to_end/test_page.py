@@ -179,6 +179,20 @@ def test_clicking_a_node_shows_everything_about_it(opened: Opened) -> None:
     assert not page.is_visible("#panel")
 
 
+def test_a_long_value_leaves_the_names_of_parameters_whole(opened: Opened) -> None:
+    page = opened.at_rest()
+    page.click('.node[data-node="rollout"]')
+    boxes = page.eval_on_selector_all(
+        "#panel .parameter",
+        "all => all.map(e => [...e.children].map(c => [c.textContent, c.getClientRects().length, "
+        "c.getBoundingClientRect().height, c.getBoundingClientRect().right, e.getBoundingClientRect().right]))",
+    )
+    assert max(len(value[0]) for _, value, _ in boxes) > 50
+    for name, _, origin in boxes:
+        assert name[2] < 24 and origin[2] < 24, "one line"
+        assert origin[3] <= origin[4] + 1, "within the panel"
+
+
 def test_clicking_a_field_shows_its_type_writer_and_readers(opened: Opened) -> None:
     page = opened.at_rest()
     page.click('.field[data-field="response_mask"]')
@@ -200,9 +214,12 @@ def test_searching_lights_what_matches_and_enter_goes_there(opened: Opened) -> N
     page = opened.at_rest()
     page.keyboard.press("/")
     page.keyboard.type("LOG_pro")
-    assert opened.lit(".node") == set()
+    assert opened.lit(".node") == {"old_logprob", "ref_logprob"}, "their output of this name is written elsewhere"
     assert opened.lit(".field") == {"old_log_probs", "ref_log_probs", "rollout_log_probs"}
-    assert page.inner_text("#found") == "3 matches"
+    assert page.inner_text("#found") == "5 matches"
+    page.fill("#search input", "rollout.gen")
+    assert opened.lit(".node") == {"rollout"}
+    assert opened.lit(".field") == set()
     page.fill("#search input", "reward")
     assert opened.lit(".node") == {"reward"} == opened.lit(".field")
     page.keyboard.press("Enter")
@@ -314,6 +331,11 @@ def test_hovering_what_a_gate_keeps_lights_whom_it_holds_back(browser: Any, tmp_
     assert opened.lit(".node") == {"gate", "old"}
     opened.page.click('.node[data-node="old"]')
     assert "waits for gate\ngate keep" in opened.part("order")
+    opened.at_rest().click('.field[data-field="keep"]')
+    assert opened.part("readers").endswith("the gate")
+    opened.at_rest().click('.node[data-node="gate"]')
+    assert "keep: runs again with what it depends on until 4 groups are kept" in opened.page.inner_text("#panel")
+    assert "read by the gate" in opened.part("writes")
     assert opened.complaints == []
 
 

@@ -40,7 +40,7 @@ def words(problem: Problem, *folders: Path) -> tuple[str, ...]:
     said = (problem.code, re.sub(r"in line \d+", "in line N", problem.fact), problem.fix, *problem.notes)
     for folder in folders:
         said = tuple(text.replace(f"{folder}/", "") for text in said)
-    return (*said, problem.place.path)
+    return (*(re.sub(r"\(\.\S*/support/", "(support/", text) for text in said), problem.place.path)
 
 
 def underlined(place: Place) -> str:

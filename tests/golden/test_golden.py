@@ -68,4 +68,4 @@ def test_the_dry_run_names_each_node_with_pool_fields_shapes_and_next_readers(pl
             assert line.endswith(f"written by {field.writer}")
         for field in plan.writes(node):
             (line,) = (line for line in block.splitlines() if line.startswith(f"  writes {field.name} "))
-            assert line.endswith(f"next read by {', '.join(field.readers) or 'nobody'}")
+            assert line.endswith(f"next read by {', '.join(plan.readers(field)) or 'nobody'}")

@@ -47,8 +47,32 @@ def test_json_values_stay_what_they_are(values: list[Any]) -> None:
     assert list(Sample[Json](ROWS, values).cast("json")) == values
 
 
-def test_text_with_a_missing_first_value_stays_text() -> None:
-    assert list(Sample[Any](ROWS, [None, "x", "y"]).cast("str")) == [None, "x", "y"]
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([None, "x", "y"], "null"),
+        ([None] * 3, "null"),
+        (["x", 1, "y"], "1"),
+        ([1, 2, 3], "1"),
+        (["x", b"y", "z"], "b'y'"),
+    ],
+)
+def test_text_has_no_null_and_nothing_else_becomes_text(values: list[Any], said: str) -> None:
+    with pytest.raises(TypeError, match=f"str cannot hold {said}"):
+        Sample[Any](ROWS, values).cast("str")
+
+
+def test_json_values_become_native() -> None:
+    values = [{1: np.float32(0.5)}, np.array([1, 2]), float("nan")]
+    assert list(Sample[Json](ROWS, values).cast("json")) == [{"1": 0.5}, [1, 2], None]
+
+
+def test_what_json_has_no_form_for_is_refused_also_deep_inside() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    for value, said in ((int, "<class 'int'>"), (b"x", "b'x'"), (1j, "1j"), (endless, "a value that holds itself")):
+        with pytest.raises((TypeError, ValueError), match=f"json cannot hold {said}"):
+            Sample[Json](ROWS, ["x", {"a": [value]}, None]).cast("json")
 
 
 def test_a_step_holds_one_value_of_any_kind() -> None:

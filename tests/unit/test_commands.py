@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,8 +99,10 @@ def test_every_picture_can_be_printed_or_written(view: str, tmp_path: Path) -> N
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    code, _, err = flowrl("show", DEFAULT, "-o", str(tmp_path / "no" / "such"))
-    assert (code, err.startswith("error: ")) == (2, True)
+    (tmp_path / "file").touch()
+    code, _, err = flowrl("show", DEFAULT, "-o", str(tmp_path / "file" / "picture"))
+    assert (code, err.startswith("error: cannot write")) == (2, True)
+    assert flowrl("show", DEFAULT, "-o", str(tmp_path / "new" / "picture"))[0] == 0
 
 
 def test_without_graphviz_the_svg_says_what_needs_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,6 +111,23 @@ def test_without_graphviz_the_svg_says_what_needs_none(monkeypatch: pytest.Monke
     assert (code, out) == (2, "")
     assert "mermaid" in err
     assert "html" in err
+
+
+def test_a_terminal_of_an_old_locale_gets_what_it_can_show() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    run = [sys.executable, "-m", "flowrl", "show", DEFAULT]
+    done = subprocess.run(run, env=environment, capture_output=True, encoding="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rollout  [rollout.generate]" in done.stdout
+
+
+def test_a_dry_run_finds_what_a_run_would_refuse(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for more in ((), ("--dry-run",)):
+        code, _, err = flowrl("run", DEFAULT, *more, "--set", f"run.dir={tmp_path / 'file' / 'runs'}")
+        assert (code, "error[FR001] --set:1:" in err) == (2, True)
+    assert flowrl("run", DEFAULT, "--dry-run", "--set", f"run.dir={tmp_path / 'a' / 'b'}")[0] == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
 
 
 def test_to_nodes_stops_before_training() -> None:

@@ -58,6 +58,26 @@ def test_a_notebook_shows_the_page() -> None:
     assert page == flowrl.load(DEFAULT).draw("html")
 
 
+def test_a_notebook_shows_what_is_wrong() -> None:
+    shown = flowrl.Pipeline({**document(), "batch": {"prompts": 0, "group": 8}})._repr_html_()
+    assert shown.startswith("<pre>error[FR007] &lt;python&gt;")
+
+
+def test_relative_paths_of_a_pipeline_in_python_start_at_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text((DEFAULT.parents[1] / "examples/custom_node/my_nodes.py").read_text())
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 32)
+    data = document()
+    data["nodes"]["reward"]["writes"] = {"reward": "raw"}
+    data["nodes"]["shape"] = {
+        "use": "./mine.py:LengthPenalty",
+        "reads": {"reward": "raw"},
+        "writes": {"shaped_reward": "reward"},
+    }
+    data["data"] = {"train": {"type": "jsonl", "path": "data.jsonl"}}
+    assert flowrl.Pipeline(data, folder=tmp_path).check() == ()
+    assert {problem.code for problem in flowrl.Pipeline(data).check()} == {"FR009", "FR018"}
+
+
 def test_sizes_follow_from_the_lengths_given() -> None:
     pipeline = flowrl.load(DEFAULT)
     assert "prompts of 12 tokens" in pipeline.draw("plan", prompt_tokens=12, response_tokens=4)

@@ -108,6 +108,18 @@ def test_a_traceback_shows_the_source_of_a_file_that_is_gone(tmp_path: Path) -> 
         ("./my_nodes.py:Mien", r"has no class 'Mien'; did you mean 'Mine'\?"),
         ("no_such_package.nodes:Mine", "no module named 'no_such_package'"),
         ("flowrl.nodes.reward.exact_match:ExactMatsch", r"did you mean 'ExactMatch'\?"),
+        ("./my_nodes.py", r"'./my_nodes.py' names a file and no class .*: write ./my_nodes.py:Mine; .* classes: Mine$"),
+        ("./my_nodes.py:", "its node classes: Mine$"),
+        ("./empty.py", "write ./empty.py:Class; it has no node class$"),
+        ("./my_node.py", r"cannot read the file './my_node.py': No such file.*did you mean 'my_nodes.py'\?"),
+        ("./empty.py:Mine", "it has no node class$"),
+        ("./no\0where.py:Mine", "cannot read the file .*: embedded null byte"),
+        (":", "':' names no class: write a library name, my_pkg.nodes:Class or ./my_nodes.py:Class"),
+        (":Mine", "':Mine' names no class"),
+        ("my_nodes:", "'my_nodes:' names no class"),
+        ("./my_nodes:Mine", "'./my_nodes' is neither a module, such as my_pkg.nodes, nor a file, such as"),
+        ("..my_nodes:Mine", "'..my_nodes' is neither a module"),
+        ("my nodes:Mine", "'my nodes' is neither a module"),
     ],
 )
 def test_what_is_not_there_is_told_with_the_nearest_name(tmp_path: Path, use: str, message: str) -> None:
@@ -125,11 +137,27 @@ def test_what_is_not_there_is_told_with_the_nearest_name(tmp_path: Path, use: st
         ("def broken(:\n", "importing .*my_nodes.py failed: SyntaxError"),
         ("raise SystemExit(2)\n", "importing .*my_nodes.py, line 1, failed: SystemExit: 2"),
         ("Mine = 3\n", "'Mine' in .*my_nodes.py is no flowrl.Node"),
-        ("from flowrl import Node\nclass Mine(Node):\n    pass\n", "Mine has no `run`"),
-        ("from flowrl import Node\nclass Mine(Node):\n    def run(self, x): ...\n", "'x' has no type hint"),
+        ("from flowrl import Node\nclass Mine(Node):\n    pass\n", "my_nodes.py:2: Mine has no `run`"),
+        (
+            "from flowrl import Node\n\nclass Mine(Node):\n    def run(self, x): ...\n",
+            "^/.*/my_nodes.py:3: Mine.run: 'x' has no type hint",
+        ),
+        ("from flowrl import Node\nclass Mine(Node):\n    class Out: pass\n", "my_nodes.py:2: Mine.Out must be"),
+        (
+            "from flowrl import Node\nclass Mine(Node):\n    scope = 'row'\n",
+            "py:2: Mine: scope must be one of",
+        ),
+        (
+            "from flowrl import Node\nclass Mine(Node):\n    size = 1\n",
+            "py, line 2, failed: PydanticUserError",
+        ),
         (
             "from flowrl import Node\nclass Mine(Node):\n    size: 'Missing' = 1\n    def run(self): ...\n",
-            "Mine: the type 'Missing' of a parameter does not exist at the top of the module",
+            "my_nodes.py:2: Mine: the type 'Missing' of a parameter does not exist at the top of the module",
+        ),
+        (
+            "from flowrl import Node\nclass Mine(Node):\n    size: 'Odd'\n    def run(self): ...\nclass Odd: ...\n",
+            "my_nodes.py:2: Mine: Unable to generate pydantic-core schema",
         ),
     ],
 )
@@ -139,6 +167,30 @@ def test_a_class_that_cannot_be_used_is_told_with_the_reason(tmp_path: Path, tex
         find("my_nodes.py:Mine", tmp_path).load()
     with pytest.raises(BrokenNode, match=message):  # a module that failed is not half there the second time
         find("my_nodes.py:Mine", tmp_path).load()
+
+
+def test_a_file_without_a_class_whose_classes_cannot_be_listed_says_why(tmp_path: Path) -> None:
+    write(tmp_path, "1 / 0\n")
+    with pytest.raises(BrokenNode, match=r"my_nodes\.py, line 1, failed: ZeroDivisionError"):
+        find("./my_nodes.py", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("from flowrl import Node\nclass Mine(Node):\n    class Out: pass\n", "^{file}:2: Mine.Out must be"),
+        ("def bad():\n    1 / 0\nbad()\n", "^importing {module}, line 2 of {file}, failed: ZeroDivisionError"),
+        ("import json\njson.loads('')\n", "^importing {module}, line 2 of {file}, failed: JSONDecodeError"),
+    ],
+)
+def test_a_broken_class_of_a_module_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    module = f"broken_{abs(hash(text))}"
+    path = write(tmp_path, text, f"{module}.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BrokenNode, match=message.format(module=module, file=path)):
+        find(f"{module}:Mine", tmp_path).load()
 
 
 def test_a_type_defined_further_down_is_found(tmp_path: Path) -> None:

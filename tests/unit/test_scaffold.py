@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import flowrl
+from flowrl import scaffold
 from flowrl.cli import app
 from flowrl.registry import find
 from flowrl.scaffold import KINDS, SCHEMA
@@ -21,6 +28,14 @@ from flowrl.spec.tree import plain
 from flowrl.testing import check_node
 
 ROOT = Path(__file__).parents[2]
+
+
+def yaml_styles() -> Iterator[dict[str, Any]]:
+    """Ways to write one document."""
+    for flow in (True, False, None):
+        for style in (None, "'", '"', ">", "|"):
+            for explicit in (True, False):
+                yield {"default_flow_style": flow, "default_style": style, "explicit_start": explicit, "width": 30}
 
 
 @pytest.fixture
@@ -107,6 +122,10 @@ def test_a_new_node_trains(folder: Path) -> None:
         ("reward", "the pipeline has a node or a field 'reward' already; such as `my_reward` is free"),
         ("response_mask", "the pipeline has a node or a field"),
         ("total", "the pipeline has a node or a field"),
+        ("data", "the pipeline has a node or a field 'data' already; such as `my_data` is free"),
+        ("max_tokens", "the pipeline has a node or a field"),
+        ("count", "means something else"),
+        ("value_error", "the class would be called ValueError"),
         ("sample", "the class would be called Sample"),
         ("named_tuple", "the class would be called NamedTuple"),
     ],
@@ -116,6 +135,35 @@ def test_a_name_that_would_not_work_is_refused(folder: Path, name: str, said: st
     assert code == 2
     assert said in output
     assert written(folder) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_name_of_the_default_pipeline_can_be_used_again(folder: Path, kind: str) -> None:
+    graph = flowrl.load("grpo_sync").plan().graph
+    ports = {port for node in graph.nodes.values() for port in node.cls.input_ports}
+    for name in {*graph.nodes, *graph.fields, *ports, "data"}:
+        assert invoke("node", name, "--kind", kind)[0] == 2
+    assert written(folder) == {}
+
+
+def test_a_package_of_that_name_beside_it_would_hide_the_new_module(folder: Path) -> None:
+    (folder / "there" / "mine").mkdir(parents=True)
+    (folder / "there" / "mine" / "__init__.py").touch()
+    code, output = invoke("node", "mine", "--folder", "there")
+    assert (code, "'mine' is a module already (there/mine/__init__.py)" in output) == (2, True)
+
+
+def test_a_pipeline_that_would_not_pass_its_check_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = folder / "templates"
+    shutil.copytree(scaffold.TEMPLATES, templates)
+    (templates / "reward.yaml.txt").write_text(
+        "extends: grpo_sync\nname: $name\nnodes: {$name: {use: '$use', flor: 1}}\n"
+    )
+    monkeypatch.setattr(scaffold, "TEMPLATES", templates)
+    code, output = invoke("node", "mine", "--folder", "there")
+    assert code == 2
+    assert "error: 'mine' does not do: nodes.mine has no key 'flor'; such as `my_mine` is free" in output
+    assert not (folder / "there").exists()
 
 
 @pytest.mark.parametrize("name", ["LengthPenalty", "a", "two__parts", "nan", "off", "test_it", "x1"])
@@ -248,6 +296,93 @@ def test_in_the_same_folder_a_copy_keeps_its_paths(folder: Path, source: Path) -
 
 
 @pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("{extends: grpo_sync, batch: {prompts: 16}}", "{name: mine, extends: grpo_sync"),
+        ("{extends: grpo_sync,\n batch: {prompts: 16}, name: old}", "{extends: grpo_sync,"),
+        ("{ name: 'old', extends: grpo_sync }", "{ name: mine, extends"),
+        ("---\n{extends: grpo_sync}\n...\n", "---"),
+        ("%YAML 1.2\n---\nextends: grpo_sync\n", "%YAML 1.2"),
+        ("extends: grpo_sync\nname: \"old\"  # mine\n", "extends: grpo_sync"),
+        ("extends: grpo_sync\nname: 'old'\n", "extends: grpo_sync"),
+        ("extends: grpo_sync\nbatch: {prompts: 16}\nname: old", "extends: grpo_sync"),
+        ("  extends: grpo_sync\n  batch: {prompts: 16}\n", "  name: mine"),
+        ("'name': old\n\"extends\" : grpo_sync\n", "'name': mine"),
+        ("? extends\n: grpo_sync\n", "name: mine"),
+        ("extends: grpo_sync\nparams: {name: x}\nnodes: {rollout: {max_tokens: 4}}\n", "name: mine"),
+        ("params: {n: old}\nname: $n\nextends: grpo_sync\n", "params: {n: old}"),
+        ("\ufeff# Größe ✓\nextends: grpo_sync\nname: ab\r\n", "# Größe ✓"),
+        # what cannot be changed in its place is extended
+        ("extends: grpo_sync\nname: >-\n  old\n", ""),
+        ("extends: grpo_sync\nname: |-\n  old\nbatch: {prompts: 16}\n", ""),
+        ("extends: grpo_sync\nname:\n  old\n  \n", "extends: grpo_sync"),
+        ("extends: grpo_sync\nname: \"old\\\n  er\"\n", ""),
+        ("extends: grpo_sync\nname: &n old\ntracking: {type: mlflow, experiment: *n}\n", ""),
+        ("&all\nextends: grpo_sync\n", ""),
+    ],
+)  # fmt: skip
+def test_a_source_of_any_form_gives_a_pipeline_that_means_the_same(folder: Path, text: str, first: str) -> None:
+    (folder / "home").mkdir()
+    (folder / "home" / "old.yaml").write_text(text, encoding="utf-8")
+    assert flowrl.load("home/old.yaml").plan()
+    code, output = invoke("pipeline", "mine", "--from", "home/old.yaml")
+    assert code == 0, output
+    lines = (folder / "mine.yaml").read_text().splitlines()
+    assert (
+        lines[1] == first
+        or (first and lines[1].startswith(first))
+        or (not first and lines[2:] == ["extends: ./home/old.yaml", "name: mine"])
+    )
+    assert document(folder / "mine.yaml")["name"] == "mine"
+    assert resolved("mine.yaml") == resolved("home/old.yaml")
+
+
+@pytest.mark.parametrize("name", ["2024-01-01", "123", "null", "true", "1e3", "0x1F", "a.b"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(folder: Path, name: str) -> None:
+    for source in ("name: old\nextends: grpo_sync\n", "extends: grpo_sync\nname: >-\n  old\n"):
+        (folder / "old.yaml").write_text(source)
+        assert invoke("pipeline", name, "--from", "./old.yaml")[0] == 0
+        assert flowrl.load(f"{name}.yaml").plan().document.name == name
+        (folder / f"{name}.yaml").unlink()
+
+
+@given(st.sampled_from(list(yaml_styles())), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_any_way_to_write_a_document_can_be_copied(text: str, has_name: bool) -> None:
+    data = {"params": {"deep": "./there"}, "extends": "grpo_sync", "run": {"dir": "a b: c"}}
+    written_so = yaml.dump(data | ({"name": "old"} if has_name else {}), **text)
+    with TemporaryDirectory() as place:
+        (Path(place) / "old.yaml").write_text(written_so)
+        path, _ = scaffold.new_pipeline("mine", f"{place}/old.yaml", Path(place) / "new")
+        assert resolved(path) == resolved(f"{place}/old.yaml")
+        assert flowrl.load(path).plan().document.name == "mine"
+
+
+@pytest.mark.parametrize("in_the_way", [".flowrl", ".flowrl/pipeline.schema.json"])
+def test_where_the_schema_cannot_be_written_nothing_is(folder: Path, in_the_way: str) -> None:
+    for path in (folder / in_the_way, folder / "deep" / in_the_way):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == ".flowrl":
+            path.write_text("precious")
+        else:
+            path.mkdir(parents=True)
+    before = written(folder)
+    for where, shown in ((".", ""), ("deep", "deep/")):
+        code, output = invoke("pipeline", "mine", "--folder", where)
+        reason = f"{shown}.flowrl is no folder" if in_the_way == ".flowrl" else "Is a directory"
+        assert (code, output) == (2, f"error: cannot write {shown}{SCHEMA}: {reason}\n")
+    assert written(folder) == before
+
+
+def test_the_help_says_what_a_new_pipeline_holds(folder: Path) -> None:
+    output = " ".join(invoke("pipeline", "--help")[1].split())
+    assert "a copy of a pipeline's file to change" in output
+    assert "What the file extends the copy extends, too" in output
+    assert invoke("pipeline", "mine", "--from", "qwen_gsm8k_8gpu")[0] == 0
+    assert document(folder / "mine.yaml")["extends"] == "grpo_sync"
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("mine", "--from", "grpo_snyc"), "did you mean 'grpo_sync'?"),
@@ -290,8 +425,31 @@ def test_the_schema_is_printed_or_written(folder: Path, source: Path) -> None:
     done = CliRunner().invoke(app, ["schema", str(source), "--output", "deep/schema.json"])
     assert done.exit_code == 0
     assert "n.py:N" in (folder / "deep/schema.json").read_text()
+    assert done.stderr == "wrote deep/schema.json\n"
     missing = CliRunner().invoke(app, ["schema", "no.yaml"])
     assert missing.exit_code == 2
     assert "error[FR001]" in missing.output
     (folder / "file").write_text("")
     assert CliRunner().invoke(app, ["schema", "--output", "file/x.json"]).exit_code == 2
+
+
+def test_what_a_schema_cannot_know_is_said_beside_it(folder: Path) -> None:
+    (folder / "broken.py").write_text("from flowrl import Node\n\n\nclass A(Node):\n    def run(self, x): ...\n")
+    (folder / "fine.py").write_text("from flowrl import Node\n\n\nclass A(Node):\n    def run(self) -> None: ...\n")
+    (folder / "u.yaml").write_text(
+        "extends: grpo_sync\nname: u\nnodes:\n  a: {use: './broken.py:A'}\n  b: {use: './fine.py:A'}\n"
+        "  c: {use: 'no_such:B'}\n  d: {use: ./fine.py}\n  e: {use: reward.exact_mach}\n  f: {use: $f}\n"
+    )
+    done = CliRunner().invoke(app, ["schema", "u.yaml"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["$defs"][".-fine.py-A"]
+    notes = done.stderr.splitlines()
+    assert [note.partition(": the schema does not know ")[0] for note in notes] == [
+        f"note: u.yaml:{line}:12" for line in (4, 6, 7, 8)
+    ]
+    assert [note.partition("know nodes.")[2][:40] for note in notes] == [
+        f"a: {folder}/broken.py:4: A.run: 'x' has no type hint"[:40],
+        "c: no module named 'no_such'",
+        "d: './fine.py' names a file and no class"[:40],
+        "e: no library node is called 'reward.exa"[:40],
+    ]

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pytest
 
 from flowrl.batch import Batch, Prompt, PromptToken, Sample, Step, Token
 from flowrl.fields import FieldType
@@ -84,7 +85,15 @@ def test_prompts_without_trajectories_come_back() -> None:
     assert list(again.columns["p"]) == ["x", "y"]
 
 
-def test_text_that_is_not_unicode_is_replaced_beside_a_missing_one() -> None:
+def test_text_that_is_not_unicode_is_replaced() -> None:
     rows = Rows.of(["a", "b"])
-    batch = Batch(rows, {"t": Sample[Any](rows, ["\ud800x", None])}, {"t": FieldType("Sample", "str")})
-    assert from_arrow(to_arrow(batch)).columns["t"].values.tolist() == ["?x", None]
+    batch = Batch(rows, {"t": Sample(rows, ["\ud800x", "ü"])}, {"t": FieldType("Sample", "str")})
+    assert from_arrow(to_arrow(batch)).columns["t"].values.tolist() == ["?x", "ü"]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("str", None), ("json", {"a": int})])
+def test_a_value_that_its_type_cannot_hold_is_never_stored_as_something_else(dtype: Any, value: Any) -> None:
+    rows = Rows.of(["a", "b"])
+    batch = Batch(rows, {"t": Sample[Any](rows, ["x", value])}, {"t": FieldType("Sample", dtype)})
+    with pytest.raises(TypeError, match=f"{dtype} cannot hold"):
+        to_arrow(batch)

@@ -10,6 +10,7 @@ from flowrl.graph.bind import BoundNode, raised
 from flowrl.graph.build import DATA, upstream
 from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.subject import Subject
+from flowrl.graph.words import ordinal
 
 
 def missing_writer(subject: Subject) -> Iterator[Problem]:
@@ -192,7 +193,4 @@ def uneven_every(subject: Subject) -> Iterator[Problem]:
 
 def _nth(number: int) -> str:
     """`2nd` for 2; nothing to add for 1."""
-    if number == 1:
-        return "single"
-    tail = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{tail}"
+    return "single" if number == 1 else ordinal(number)

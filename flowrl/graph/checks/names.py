@@ -56,11 +56,11 @@ def needless_or_missing_model(subject: Subject) -> Iterator[Problem]:
         path = ("nodes", node.name)
         if node.weights is not None and node.model is None and not subject.reading.is_broken((*path, "model")):
             yield Problem("FR019", subject.place(*path, key=True),
-                          f"nodes.{node.name} ({node.spec.use}) works on a model but names none",
+                          f"nodes.{node.name} ({node.use}) works on a model but names none",
                           f"model: {next(iter(subject.document.models), 'NAME')}")  # fmt: skip
         if node.weights is None and node.model is not None:
             yield Problem("FR019", subject.place(*path, "model", key=True),
-                          f"nodes.{node.name} ({node.spec.use}) works on no model", "remove `model:`")  # fmt: skip
+                          f"nodes.{node.name} ({node.use}) works on no model", "remove `model:`")  # fmt: skip
 
 
 def unknown_pool(subject: Subject) -> Iterator[Problem]:
@@ -94,5 +94,5 @@ def failure_policy(subject: Subject) -> Iterator[Problem]:
         allowed |= {"retry"} if node.cls.pure and node.weights in (None, "generates") else set()
         if asked is not None and asked not in allowed:
             yield Problem("FR007", subject.place("nodes", node.name, "on_error"),
-                          f"nodes.{node.name} ({node.spec.use}) cannot {asked} what fails",
+                          f"nodes.{node.name} ({node.use}) cannot {asked} what fails",
                           "on_error: " + " | ".join(sorted(allowed)))  # fmt: skip

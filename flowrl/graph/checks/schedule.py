@@ -26,7 +26,7 @@ def stale_samples(subject: Subject) -> Iterator[Problem]:
             continue
         if limit < schedule.max_staleness:
             yield Problem("FR070", subject.place("schedule", "max_staleness"),
-                          f"nodes.{node.name} ({node.spec.use}) is right for samples up to {limit} version"
+                          f"nodes.{node.name} ({node.use}) is right for samples up to {limit} version"
                           f"{'s' * (limit != 1)} old, but this schedule hands it samples up to "
                           f"{schedule.max_staleness} old", f"max_staleness: {limit}")  # fmt: skip
 
@@ -90,7 +90,7 @@ def capacity(subject: Subject) -> Iterator[Problem]:
     place = subject.place("schedule", "max_in_flight")
     if in_flight < batch:
         note = (f"after {in_flight} groups have settled, no prompt is admitted before a batch is cut, and none can be "
-                f"cut: {batch - in_flight} groups are missing")  # fmt: skip
+                f"cut: {batch - in_flight} more would have to be there")  # fmt: skip
         yield Problem("FR073", place, f"{in_flight} prompts in flight can never fill a batch of {batch}",
                       f"max_in_flight: {batch} or more", (note,))  # fmt: skip
     elif oldest > schedule.max_staleness:

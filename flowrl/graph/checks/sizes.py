@@ -48,7 +48,7 @@ def model_nodes_need_a_pool(subject: Subject) -> Iterator[Problem]:
         if needs_pool and node.weights != "syncs" and built_in and not refused:
             pools = [name for name in subject.document.pools if name != CPU_POOL]
             yield Problem("FR050", subject.place("nodes", node.name, key=True),
-                          f"nodes.{node.name} ({node.spec.use}) holds a model and needs a pool of its own, but runs on "
+                          f"nodes.{node.name} ({node.use}) holds a model and needs a pool of its own, but runs on "
                           f"the built-in pool '{CPU_POOL}'", f"pool: {pools[0] if pools else 'NAME'}")  # fmt: skip
 
 
@@ -134,6 +134,6 @@ def group_of_one(subject: Subject) -> Iterator[Problem]:
     for node in subject.nodes:
         if node.cls.compares_samples:
             yield Problem("FR062", subject.place("batch", "group"),
-                          f"nodes.{node.name} ({node.spec.use}) compares each sample with the others of its group, but "
+                          f"nodes.{node.name} ({node.use}) compares each sample with the others of its group, but "
                           "a group has one sample: there is nothing to learn from", "batch.group: 8",
                           severity="warning")  # fmt: skip

@@ -19,7 +19,7 @@ def rollout_without_sync(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR023", subject.place("nodes", rollout.name, key=True),
                           f"nodes.{rollout.name} generates with model '{name}', which {updates[0].name} trains, "
                           "but no node syncs its weights: it would generate with the first weights for ever",
-                          f"weight_sync: {{use: sync.weights, model: {name}}}")  # fmt: skip
+                          _sync_fix(subject, name))  # fmt: skip
 
 
 def _unsynced(subject: Subject) -> list[str]:
@@ -35,6 +35,12 @@ def _astray(subject: Subject) -> list[BoundNode]:
     """Syncs of models that no node trains: each may be meant for one that has none."""
     models = subject.document.models
     return [sync for n in models if not subject.of_role(n, "updates") for sync in subject.of_role(n, "syncs")]
+
+
+def _sync_fix(subject: Subject, model: str) -> str:
+    """A new sync, or the one that `--to-nodes` has cut off."""
+    cut = [node.name for node in subject.declared if node.model == model and node.weights == "syncs"]
+    return f"--to-nodes {cut[0]}" if cut else f"weight_sync: {{use: sync.weights, model: {model}}}"
 
 
 def frozen_update(subject: Subject) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.flops import Work
-from flowrl.graph.sizes.lengths import Lengths
+from flowrl.graph.sizes.lengths import Lengths, StepLengths
 from flowrl.graph.sizes.measure import Sizes, SyncSize, measure
 from flowrl.graph.sizes.memory import PoolMemory
 
@@ -18,7 +18,7 @@ FORMAT = 1
 """Keys are only ever added under the same number; a key that changes its meaning or goes raises it."""
 
 
-def as_data(plan: Plan, lengths: Lengths | None = None) -> dict[str, Any]:
+def as_data(plan: Plan, lengths: StepLengths | None = None) -> dict[str, Any]:
     """The plan and its sizes: stable keys, no object of ours, `null` for what is unknown (and `unknown` says why)."""
     sizes = measure(plan, lengths)
     batch = plan.document.batch
@@ -28,7 +28,10 @@ def as_data(plan: Plan, lengths: Lengths | None = None) -> dict[str, Any]:
         "steps": plan.document.run.steps,
         "batch": {"prompts": batch.prompts, "group": batch.group, "samples": plan.num_samples},
         "schedule": plan.document.schedule.mode,
-        "lengths": asdict(sizes.lengths),
+        "lengths": {
+            **_lengths(sizes.lengths.longest),
+            "rollouts": {name: _lengths(own) for name, own in sizes.lengths.rollouts.items()},
+        },
         "levels": [list(level) for level in plan.graph.levels],
         "pools": _pools(plan, sizes),
         "models": {name: _model(plan, name, model) for name, model in sizes.models.items()},
@@ -47,6 +50,10 @@ def as_data(plan: Plan, lengths: Lengths | None = None) -> dict[str, Any]:
         "resume": {"from_step": 1, "checkpoint_every": _checkpoint_every(plan)},
         "pruned": [name for name in plan.whole.graph.order if name not in plan.graph.nodes] if plan.whole else [],
     }
+
+
+def _lengths(lengths: Lengths) -> dict[str, Any]:
+    return {**asdict(lengths), "too_long": lengths.too_long or None}
 
 
 def _checkpoint_every(plan: Plan) -> int | None:
@@ -94,22 +101,26 @@ def _nodes(plan: Plan, sizes: Sizes) -> dict[str, Any]:
     found = {}
     for name, node in ((name, plan.graph.nodes[name]) for name in plan.graph.order):
         found[name] = {
-            "use": node.spec.use,
+            "use": node.use,
             "pool": plan.pool_of(node),
             "model": node.model,
             "weights": node.weights,
+            "gate": node.spec.gate,
+            "every": node.spec.every,
             "reads": [field.name for field in plan.reads(node)],
             "writes": [field.name for field in plan.writes(node)],
-            "batch": _cut(sizes.cuts[name]) if name in sizes.cuts else None,
+            "batch": _cut(sizes.cuts[name], sizes.lengths.of(name)) if name in sizes.cuts else None,
             "compute": _work(work[name]) if name in work else None,
             "sync": _sync(syncs[name]) if name in syncs else None,
         }
     return found
 
 
-def _cut(cut: Generation | Passes) -> Mapping[str, Any]:
+def _cut(cut: Generation | Passes, lengths: Lengths) -> Mapping[str, Any]:
+    tokens = {"prompt_tokens": lengths.prompt_tokens, "response_tokens": lengths.response_tokens}
     if isinstance(cut, Generation):
         return {
+            **tokens,
             "prompts": cut.num_prompts,
             "workers": cut.workers,
             "prompts_per_worker": list(cut.prompts_per_worker),
@@ -117,6 +128,7 @@ def _cut(cut: Generation | Passes) -> Mapping[str, Any]:
             "waves": cut.num_waves,
         }
     return {
+        **tokens,
         "parts": cut.num_parts,
         "prompts": cut.prompts,
         "rows": cut.rows,
@@ -133,8 +145,8 @@ def _work(work: Work) -> Mapping[str, Any]:
     return {
         "flops": None if isinstance(work.flops, Unknown) else work.flops,
         "passes": work.num_passes,
-        "tokens": round(work.num_tokens),
-        "tokens_with_logits": round(work.num_logits),
+        "tokens": work.num_tokens,
+        "tokens_with_logits": work.num_logits,
     }
 
 
@@ -150,7 +162,7 @@ def _fields(plan: Plan, sizes: Sizes) -> dict[str, Any]:
             "type": str(field.type),
             "shape": field.type.shape(batch.prompts, batch.group),
             "writer": field.writer,
-            "readers": list(field.readers),
+            "readers": list(plan.readers(field)),
             "bytes": sizes.fields[field.name].num_bytes,
             "exact": sizes.fields[field.name].exact,
             "released_after": list(sizes.fields[field.name].released_after),

@@ -183,6 +183,8 @@ def as_svg(plan: Plan, unroll: int | None = None) -> str:
         raise PictureError(f"Graphviz's `dot` took more than {SVG_TIMEOUT:g} s; --as html draws large graphs") from None
     except subprocess.CalledProcessError as error:
         raise PictureError(f"Graphviz's `dot` failed: {error.stderr.strip()}") from None
+    except OSError as error:
+        raise PictureError(f"Graphviz's '{program}' cannot be run: {error.strerror or error}") from None
     return done.stdout
 
 

@@ -23,6 +23,8 @@ from flowrl.graph.build import DATA
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.cards import HEAD_LINE, ROW, Card, Layout, Spot, arrange, cut, rounded, tip
 from flowrl.graph.show.picture import COLORS, PREFIX, Arrow, Box, Picture, picture
+from flowrl.graph.show.text import gate_in_words
+from flowrl.graph.words import count
 
 MARGIN, BAND_PAD, BAND_GAP, BAND_TITLE, CHANNEL, TRACK = 24.0, 22.0, 26.0, 26.0, 20.0, 8.0
 
@@ -33,9 +35,10 @@ def as_html(plan: Plan, unroll: int | None = None) -> str:
     cards = _cards(plan)
     batch, steps, mode = plan.document.batch, plan.document.run.steps, plan.document.schedule.mode
     facts = [
-        f"{batch.prompts} prompts × {batch.group} samples = {plan.num_samples} trajectories a step",
+        f"{count(batch.prompts, 'prompt')} × {count(batch.group, 'sample')} = "
+        f"{count(plan.num_samples, 'trajectory', 'trajectories')} a step",
         f"schedule {mode}" + (f", slack {plan.slack}" if plan.slack else ""),
-        f"{steps} step{'s' * (steps > 1)}" + (f", {unroll} drawn" if unroll else ""),
+        count(steps, "step") + (f", {unroll} drawn" if unroll else ""),
     ]
     parts = {
         "name": escape(shown.name),
@@ -221,7 +224,7 @@ def _data(plan: Plan) -> dict[str, Any]:
             "type": str(field.type),
             "shape": field.type.shape(batch.prompts, batch.group),
             "writer": field.writer,
-            "readers": field.readers,
+            "readers": plan.readers(field),
         }
         for field in plan.graph.fields.values()
     }
@@ -239,13 +242,14 @@ def _node(plan: Plan, node: BoundNode, box: Box) -> dict[str, Any]:
         "weights": node.weights,
         "scope": node.cls.scope,
         "cardinality": node.cls.cardinality,
+        "gate": gate_in_words(node, plan.document.batch.prompts) or None,
         "runs": box.note or None,
         "on error": node.on_error,
         "timeout": f"{node.spec.timeout:g} s" if node.spec.timeout else None,
         "tags": ", ".join(node.spec.tags) or None,
     }
     return {
-        "use": node.spec.use,
+        "use": node.use,
         "doc": inspect.cleandoc(node.cls.__doc__ or ""),
         "facts": {key: value for key, value in facts.items() if value is not None},
         "parameters": _parameters(node.node, node.spec.params),

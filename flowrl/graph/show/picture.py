@@ -14,6 +14,7 @@ from typing import Literal
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.plan import Plan
+from flowrl.graph.words import count
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def picture(plan: Plan, unroll: int | None = None) -> Picture:
     arrows.sort(key=lambda arrow: (place[arrow.source], place.get(arrow.target, len(place)), arrow.kind, arrow.target))
     batch, document = plan.document.batch, plan.document
     title = (
-        f"{document.name}: {batch.prompts} prompts x {batch.group} samples = {plan.num_samples} trajectories a step, "
+        f"{document.name}: {count(batch.prompts, 'prompt')} x {count(batch.group, 'sample')} = "
+        f"{count(plan.num_samples, 'trajectory', 'trajectories')} a step, "
         f"schedule {document.schedule.mode}" + (f", slack {plan.slack}" if plan.slack else "")
     )
     return Picture(
@@ -198,7 +200,7 @@ def _box(plan: Plan, node: BoundNode, step: int | None, column: int, times: int)
         _key(node.name, step),
         node.name,
         step,
-        node.spec.use,
+        node.use,
         plan.pool_of(node),
         node.model,
         node.weights,

@@ -11,15 +11,16 @@ from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.plan import Plan
 from flowrl.graph.pools import Pool
-from flowrl.graph.show.text import count, human_bytes, human_flops, listed, table, wrapped
+from flowrl.graph.show.text import gate_in_words, human_bytes, human_flops, listed, table, wrapped
 from flowrl.graph.sizes.architecture import Unknown
-from flowrl.graph.sizes.batches import Generation, Passes, between
-from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths
-from flowrl.graph.sizes.measure import Sizes, measure
+from flowrl.graph.sizes.batches import Generation, Passes
+from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, StepLengths
+from flowrl.graph.sizes.measure import Sizes, lengths_of, measure
 from flowrl.graph.sizes.memory import PoolMemory
+from flowrl.graph.words import between, count, ordinal
 
 
-def as_plan(plan: Plan, lengths: Lengths | None = None) -> str:
+def as_plan(plan: Plan, lengths: StepLengths | None = None) -> str:
     """The dry run; lengths that are not given are assumed, and the page says so."""
     sizes, columns = measure(plan, lengths), _columns(plan)
     parts = [
@@ -30,7 +31,7 @@ def as_plan(plan: Plan, lengths: Lengths | None = None) -> str:
         [*_fields(plan, sizes)],
         [*_batch(sizes)],
         [*_memory(plan, sizes)],
-        [*_compute(sizes)],
+        [*_compute(plan, sizes)],
         [*_syncs(sizes)],
         [*_saved(plan, sizes)],
         [*_staleness(plan), *_resume(plan)],
@@ -38,17 +39,37 @@ def as_plan(plan: Plan, lengths: Lengths | None = None) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _header(plan: Plan, lengths: Lengths) -> Iterator[str]:
+def _header(plan: Plan, lengths: StepLengths) -> Iterator[str]:
     document, batch = plan.document, plan.document.batch
     yield (
-        f"{document.name}: {batch.prompts} prompts x {batch.group} samples = {plan.num_samples} trajectories a step, "
-        f"{document.run.steps} steps, schedule {document.schedule.mode}"
+        f"{document.name}: {count(batch.prompts, 'prompt')} x {count(batch.group, 'sample')} = "
+        f"{count(plan.num_samples, 'trajectory', 'trajectories')} a step, {count(document.run.steps, 'step')}, "
+        f"schedule {document.schedule.mode}"
     )
-    yield from wrapped(
-        f"sizes are for prompts of {lengths.prompt_tokens:,} tokens ({lengths.prompt_reason}) and responses of "
-        f"{lengths.response_tokens:,} ({lengths.response_reason}), all equally long; give others by --prompt-tokens N "
-        "and --response-tokens N"
+    rows = _by_rows(lengths)
+    said = "; ".join(
+        f"prompts of {count(own.prompt_tokens, 'token')} ({own.prompt_reason}) and responses of "
+        f"{own.response_tokens:,} ({own.response_reason})" + f" in the rows of {listed(names)}" * (len(rows) > 1)
+        for own, names in rows.items()
     )
+    said += ", all equally long" * (len(rows) == 1)
+    yield from wrapped(f"sizes are for {said}; give others by --prompt-tokens N and --response-tokens N")
+    for own in rows:
+        if own.too_long:
+            yield from wrapped(f"WARNING: rows of {_tokens(own)} tokens are {own.too_long}: a run could not take them")
+
+
+def _by_rows(lengths: StepLengths) -> dict[Lengths, list[str]]:
+    """The rollouts whose rows are assumed to be as long as this, longest first."""
+    found: dict[Lengths, list[str]] = {lengths.longest: []}
+    for name, own in lengths.rollouts.items():
+        alike = next((other for other in found if _tokens(other) == _tokens(own)), own)
+        found.setdefault(alike, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: -item[0].total))
+
+
+def _tokens(own: Lengths) -> str:
+    return f"{own.prompt_tokens:,} + {own.response_tokens:,} = {own.total:,}"
 
 
 def _levels(plan: Plan) -> Iterator[str]:
@@ -78,13 +99,17 @@ def _node_lines(plan: Plan, name: str, columns: Mapping[str, str]) -> Iterator[s
         node = plan.graph.nodes[name]
         level = next(number for number, names in enumerate(plan.graph.levels, 1) if name in names)
         model = f", {node.weights} the weights of model {node.model}" if node.model else ""
-        yield f"{name}: {node.spec.use} (level {level}, pool {_home(plan, node)}{model})"
+        yield f"{name}: {node.use} (level {level}, pool {_home(plan, node)}{model})"
+        if node.spec.gate is not None:
+            yield f"  gate {gate_in_words(node, plan.document.batch.prompts)}"
+        if node.spec.every > 1:
+            yield f"  every {ordinal(node.spec.every)} step"
         reads, writes = plan.reads(node), plan.writes(node)
     yield from (f"  reads  {columns[field.name]}  written by {field.writer}" for field in reads)
     if name != DATA and not reads:
         yield "  reads  nothing"
     for field in writes:
-        yield f"  writes {columns[field.name]}  next read by {', '.join(field.readers) or 'nobody'}"
+        yield f"  writes {columns[field.name]}  next read by {', '.join(plan.readers(field)) or 'nobody'}"
     if not writes:
         yield "  writes nothing"
 
@@ -114,7 +139,7 @@ def _fields(plan: Plan, sizes: Sizes) -> Iterator[str]:
     rows = [("field", "type", "bytes", "written by", "read by", "dropped after")]
     for field in fields:
         size = sizes.fields[field.name]
-        readers = sorted(field.readers, key=lambda name: order[name])
+        readers = sorted(plan.readers(field), key=lambda name: order.get(name, len(order)))
         rows.append(
             (field.name, str(field.type), ("" if size.exact else "~") + human_bytes(size.num_bytes), field.writer,
              listed(readers) or "nobody", listed(size.released_after) or "never stored")
@@ -125,8 +150,9 @@ def _fields(plan: Plan, sizes: Sizes) -> Iterator[str]:
 def _batch(sizes: Sizes) -> Iterator[str]:
     if not sizes.cuts:
         return
-    lengths = sizes.lengths
-    yield f"batch (rows of {lengths.prompt_tokens:,} + {lengths.response_tokens:,} = {lengths.total:,} tokens)"
+    rows = _by_rows(sizes.lengths)
+    said = (f"{_tokens(own)} tokens" + f" of {listed(names)}" * (len(rows) > 1) for own, names in rows.items())
+    yield f"batch (rows of {'; '.join(said)})"
     width = max(len(name) for name in sizes.cuts)
     for name, cut in sizes.cuts.items():
         lines = _generation(cut) if isinstance(cut, Generation) else _passes(cut)
@@ -135,25 +161,25 @@ def _batch(sizes: Sizes) -> Iterator[str]:
 
 
 def _generation(cut: Generation) -> list[str]:
-    waves = f"{count(cut.num_waves, 'wave')} of at most {cut.sessions_at_once:,} sessions"
+    waves = f"{count(cut.num_waves, 'wave')} of at most {count(cut.sessions_at_once, 'session')}"
     return [
-        f"{count(cut.num_prompts, 'prompt')} ({cut.num_prompts * cut.group:,} sessions) on "
-        f"{count(cut.workers, 'worker')}: {between(cut.prompts_per_worker)} prompts each, in {waves}"
+        f"{count(cut.num_prompts, 'prompt')} ({count(cut.num_prompts * cut.group, 'session')}) on "
+        f"{count(cut.workers, 'worker')}: {between(cut.prompts_per_worker, 'prompt')} each, in {waves}"
     ]
 
 
 def _passes(cut: Passes) -> list[str]:
-    part = f"{count(cut.prompts, 'prompt')} ({cut.rows:,} rows)"
+    part = f"{count(cut.prompts, 'prompt')} ({count(cut.rows, 'row')})"
     first = f"{count(cut.num_parts, 'call')} on blocks of {part}"
     if cut.updates:
         steps = count(cut.num_optimizer_steps, "optimizer step")
         batches = count(cut.num_parts, "mini-batch", "mini-batches")
         first = f"{batches} of {part} x {count(cut.epochs, 'epoch')} = {steps}"
-    second = f"{cut.rows:,} rows on {count(cut.ranks, 'rank')}: {between(cut.rows_per_rank)} rows each"
-    if cut.num_micro_batches is not None:
+    second = f"{count(cut.rows, 'row')} on {count(cut.ranks, 'rank')}: {between(cut.rows_per_rank, 'row')} each"
+    if cut.max_tokens is not None:
         second += (
-            f", in {count(cut.num_micro_batches, 'micro-batch', 'micro-batches')} of at most "
-            f"{count(cut.rows_per_micro_batch or 0, 'row')} ({cut.max_tokens:,} padded tokens)"
+            f", in {count(cut.num_micro_batches or 0, 'micro-batch', 'micro-batches')} of at most "
+            f"{count(cut.rows_per_micro_batch or 0, 'row')} ({count(cut.max_tokens, 'padded token')})"
         )
     return [first, second] if cut.updates or cut.num_parts > 1 else [second]
 
@@ -186,19 +212,23 @@ def _peak(memory: PoolMemory) -> str:
     return text
 
 
-def _compute(sizes: Sizes) -> Iterator[str]:
+def _compute(plan: Plan, sizes: Sizes) -> Iterator[str]:
     if not sizes.work:
         return
     yield "compute of a step, all workers together (an update is three forward passes; attention is causal)"
+    if plan.gate is not None:
+        yield "  what the gate runs again is counted once: nobody knows how often"
     rows = []
     for work in sizes.work:
-        passes = count(work.num_passes, "pass", "passes")
-        tokens = f"{passes} over {round(work.num_tokens):,} tokens, {round(work.num_logits):,} of them with logits"
+        every = plan.graph.nodes[work.node].spec.every
+        tokens = f"{count(work.num_passes, 'pass', 'passes')} over {count(work.num_tokens, 'token')}, "
+        tokens += f"{work.num_logits:,} of them with logits"
+        tokens += f"; every {ordinal(every)} step: 1/{every:,} in the sum" if every > 1 else ""
         flops = "unknown" if isinstance(work.flops, Unknown) else human_flops(work.flops)
         rows.append((work.node, work.model, flops, tokens))
-    known = [work.flops for work in sizes.work if not isinstance(work.flops, Unknown)]
-    if known:
-        rows.append(("sum", "", human_flops(sum(known)), "" if len(known) == len(rows) else "of what is known"))
+    unknown = [work for work in sizes.work if isinstance(work.flops, Unknown)]
+    if len(unknown) < len(rows):
+        rows.append(("sum", "", human_flops(sizes.average_flops), "of what is known" if unknown else ""))
     yield from table(rows, right=(2,))
 
 
@@ -219,18 +249,17 @@ def _saved(plan: Plan, sizes: Sizes) -> Iterator[str]:
     """What `run.prune` has taken out, and what that saves."""
     if plan.whole is None:
         return
-    before, whole = measure(plan.whole, sizes.lengths), plan.whole
+    whole = plan.whole
+    before = measure(whole, lengths_of(whole, *sizes.lengths.given))
     gone = [name for name in whole.graph.order if name not in plan.graph.nodes]
     models = [name for name in whole.document.models if name not in plan.document.models]
     yield "pruned (run.prune): nobody needs " + listed([*gone, *(f"model {name}" for name in models)])
-    saved = sum(w.flops for w in before.work if isinstance(w.flops, int)) - sum(
-        w.flops for w in sizes.work if isinstance(w.flops, int)
-    )
-    peaks = {memory.pool: memory.peak for memory in sizes.memory}
-    yield f"  saves {human_flops(saved)} a step" + "".join(
-        f", {human_bytes(memory.peak - peaks.get(memory.pool, 0))} on each worker of {memory.pool}"
-        for memory in before.memory
-    )
+    flops, peaks = before.average_flops - sizes.average_flops, {memory.pool: memory.peak for memory in sizes.memory}
+    saved = [f"{human_flops(flops)} a step"] if flops else []
+    for memory in before.memory:
+        if memory.peak > peaks.get(memory.pool, 0):
+            saved.append(f"{human_bytes(memory.peak - peaks.get(memory.pool, 0))} on each worker of {memory.pool}")
+    yield f"  saves {', '.join(saved) or 'nothing measurable'}"
 
 
 def _staleness(plan: Plan) -> Iterator[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from flowrl.graph.bind import BoundNode
+from flowrl.graph.words import count
+
 WIDTH = 120
 """Columns that a page is made for."""
 _NAMES = 40
@@ -29,9 +32,10 @@ def _human(num: float, base: float, units: Sequence[str]) -> str:
     return f"{num:,.{decimals}f} {units[power]}"
 
 
-def count(num: int, one: str, many: str = "") -> str:
-    """`1 row`, `2 rows`; `many` where an s is not enough."""
-    return f"{num:,} {one if num == 1 else many or f'{one}s'}"
+def gate_in_words(node: BoundNode, num_groups: int) -> str:
+    """What a gate does; empty for any other node."""
+    gate = node.spec.gate
+    return f"{gate}: runs again with what it depends on until {count(num_groups, 'group')} are kept" if gate else ""
 
 
 def listed(names: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ The rules are those of `nodes/_backend/partition.py` (rows over ranks, padded to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.graph.sizes import lengths as names
-from flowrl.graph.sizes.lengths import Lengths, setting
+from flowrl.graph.sizes.lengths import StepLengths, setting
 
 
 @dataclass(frozen=True)
@@ -100,33 +101,70 @@ class Passes:
         return self.num_parts * self.epochs * self.updates
 
     @property
-    def prompts_read(self) -> float:
-        """Prompts that go through the model in one pass over the step, all ranks together.
+    def rows_read(self) -> int:
+        """Rows that go through the model in one pass over the step, all ranks together.
 
-        Rows of a micro-batch that have the same prompt read it once. Rows are dealt out to the ranks in turn, so of k
-        consecutive rows of a rank the first and the last lie (k - 1) x ranks rows apart.
+        More than there are where a rank repeats one, because it would be done before the others.
         """
+        parts = [(self.num_parts - 1, self.prompts), (1, self.last_prompts)]
+        return sum(times * (prompts * self.group + self._repeats(prompts)) for times, prompts in parts)
+
+    @property
+    def prompts_read(self) -> int:
+        """Prompts that go through it with them; rows of a micro-batch that have the same prompt read it once."""
         return (self.num_parts - 1) * self._read_of_part(self.prompts) + self._read_of_part(self.last_prompts)
 
-    def _read_of_part(self, prompts: int) -> float:
+    def _repeats(self, prompts: int) -> int:
+        """Rows of a part that are repeated: one by each rank that falls short and has no micro-batch to halve."""
+        low, high = _spread(prompts * self.group, self.ranks)
+        falls_short = self.max_tokens is not None and -(-low // self._most_rows) < -(-high // self._most_rows)
+        return (
+            self.ranks - prompts * self.group % self.ranks if falls_short and (not low or self._most_rows == 1) else 0
+        )
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a micro-batch, if there are enough."""
+        if self.max_tokens is None:
+            return -(-self.rows // self.ranks)
+        return max(1, self.max_tokens // self.row_tokens)
+
+    def _read_of_part(self, prompts: int) -> int:
+        """Rows are dealt out in turn, so consecutive rows of a rank lie as many rows apart as there are ranks."""
         rows, more = divmod(prompts * self.group, self.ranks)
-        return more * self._read_of_rank(rows + 1, prompts) + (self.ranks - more) * self._read_of_rank(rows, prompts)
+        if self.ranks >= self.group:
+            return prompts * self.group + self._repeats(prompts)  # no two rows of a rank have the same prompt
+        found = self._repeats(prompts) + sum(
+            self._read_of_rank(rank, rows + (rank < more)) for rank in range(self.ranks)
+        )
+        if more and rows and rows % self._most_rows == 0:  # the other ranks halve a micro-batch to keep in step
+            found += sum(self._read_by_halving(rank) for rank in range(more, self.ranks))
+        return found
 
-    def _read_of_rank(self, rows: int, prompts: int) -> float:
-        size = self.rows_per_micro_batch or max(rows, 1)
+    def _read_of_rank(self, rank: int, rows: int) -> int:
+        size = self._most_rows
         full, rest = divmod(rows, size)
-        return full * self._distinct(size, prompts) + self._distinct(rest, prompts)
+        # After so many micro-batches one starts again at the same row of a group.
+        period = self.group // gcd(size * self.ranks, self.group)
+        rounds, left = divmod(full, period)
+        met = [self._distinct(rank + number * size * self.ranks, size) for number in range(min(full, period))]
+        return rounds * sum(met) + sum(met[:left]) + self._distinct(rank + full * size * self.ranks, rest)
 
-    def _distinct(self, rows: int, prompts: int) -> float:
-        """Prompts of so many consecutive rows of a rank, on average."""
-        if rows == 0:
-            return 0.0
-        aligned = rows * self.ranks % self.group == 0
-        met = rows * self.ranks / self.group if aligned else 1 + (rows - 1) * self.ranks / self.group
-        return min(met, rows, prompts)
+    def _read_by_halving(self, rank: int) -> int:
+        """Prompts of the first micro-batch of a rank that both of its halves read."""
+        half, size = self._most_rows // 2, self._most_rows
+        second = self._distinct(rank + half * self.ranks, size - half)
+        return (self._distinct(rank, half) + second - self._distinct(rank, size)) * (half > 0)
+
+    def _distinct(self, first: int, rows: int) -> int:
+        """Prompts of so many rows of a rank that start at this row of the part.
+
+        With fewer ranks than rows of a group no prompt is passed over.
+        """
+        return (first + (rows - 1) * self.ranks) // self.group - first // self.group + 1 if rows else 0
 
 
-def passes(plan: Plan, lengths: Lengths) -> dict[str, Passes]:
+def passes(plan: Plan, lengths: StepLengths) -> dict[str, Passes]:
     """What every node that reads or updates a model's weights does in a step, in plan order."""
     return {
         name: _passes(plan, plan.graph.nodes[name], lengths)
@@ -135,7 +173,7 @@ def passes(plan: Plan, lengths: Lengths) -> dict[str, Passes]:
     }
 
 
-def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
+def _passes(plan: Plan, node: BoundNode, lengths: StepLengths) -> Passes:
     batch, updates = plan.document.batch, node.weights == "updates"
     whole = max(1, batch.prompts // plan.updates_per_sync) if updates else batch.prompts
     part = setting(node, names.MINIBATCH) if updates else plan.canonical_groups.get(node.name)
@@ -151,7 +189,7 @@ def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
         epochs=(setting(node, names.EPOCHS) or 1) if updates else 1,
         ranks=plan.pools[plan.pool_of(node)].workers,
         max_tokens=setting(node, names.MAX_TOKENS_PER_MICROBATCH),
-        row_tokens=lengths.total,
+        row_tokens=lengths.of(node.name).total,
     )
 
 
@@ -166,12 +204,6 @@ def generations(plan: Plan) -> dict[str, Generation]:
         for name in plan.graph.order
         if nodes[name].weights == "generates"
     }  # fmt: skip
-
-
-def between(numbers: tuple[int, int]) -> str:
-    """`85 or 86`, or the one number that both are."""
-    low, high = numbers
-    return f"{low:,}" if low == high else f"{low:,} or {high:,}"
 
 
 def _spread(num: int, over: int) -> tuple[int, int]:

@@ -19,15 +19,15 @@ from flowrl.graph.sizes.lengths import Lengths
 
 @dataclass(frozen=True)
 class Work:
-    """What a node computes with its model in one step, all workers together."""
+    """What a node computes with its model in a step in which it runs, all workers together."""
 
     node: str
     model: str
-    num_tokens: float
+    num_tokens: int
     """Tokens that go through the layers in one pass."""
     num_attended: float
     """Tokens attended to, summed over those."""
-    num_logits: float
+    num_logits: int
     """Tokens whose logits are computed."""
     num_passes: int
     """1 for a forward pass, 3 with its backward pass, times the epochs."""
@@ -36,7 +36,7 @@ class Work:
 
 
 def work(
-    node: str, model: str, architecture: Architecture | Unknown, prompts: float, rows: int, lengths: Lengths, times: int
+    node: str, model: str, architecture: Architecture | Unknown, prompts: int, rows: int, lengths: Lengths, times: int
 ) -> Work:
     """Reading `prompts` prompts and `rows` responses; the last token of a response predicts nothing and is not read."""
     prompt, fed = lengths.prompt_tokens, lengths.response_tokens - 1
@@ -53,8 +53,8 @@ def work(
 
 def work_of_passes(cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths) -> Work:
     """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch)."""
-    rows = cut.group * ((cut.num_parts - 1) * cut.prompts + cut.last_prompts)
-    return work(cut.node, model, architecture, cut.prompts_read, rows, lengths, 3 * cut.epochs if cut.updates else 1)
+    times = 3 * cut.epochs if cut.updates else 1
+    return work(cut.node, model, architecture, cut.prompts_read, cut.rows_read, lengths, times)
 
 
 def work_of_rollout(

@@ -1,15 +1,16 @@
 """What sizes depend on beside the document: how long prompts and responses are, and what nodes call their settings.
 
-Real lengths are known only when run. A dry run assumes that all prompts are equally long and all responses too, and
-says so beside every number that follows.
+Real lengths are known only when run. A dry run assumes that all rows of a rollout have prompts and responses of one
+length, and says so beside every number that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.graph.bind import BoundNode
+from flowrl.graph.build import Field, Graph, upstream
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 
 PROMPT_TOKENS = 256
@@ -51,12 +52,14 @@ def holds_engine(node: BoundNode) -> bool:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens that every prompt and every response is assumed to have, and why."""
+    """Tokens that every prompt and every response of a rollout is assumed to have, and why."""
 
     prompt_tokens: int
     response_tokens: int
     prompt_reason: str = "as given"
     response_reason: str = "as given"
+    too_long: str = ""
+    """Which model has too few positions for both; empty where none has."""
 
     @property
     def total(self) -> int:
@@ -64,37 +67,116 @@ class Lengths:
         return self.prompt_tokens + self.response_tokens
 
 
+@dataclass(frozen=True)
+class StepLengths:
+    """The lengths of all rows of a step."""
+
+    longest: Lengths
+    """Those of the longest rows; all that there is in a pipeline without a rollout."""
+    rollouts: Mapping[str, Lengths]
+    """Of the rows of each rollout."""
+    origins: Mapping[str, Sequence[str]]
+    """By node the rollouts whose rows it works on."""
+    given: tuple[int | None, int | None] = (None, None)
+    """Tokens of a prompt and of a response that were asked for."""
+
+    def of(self, node: str) -> Lengths:
+        """The lengths of the rows that a node works on, the longest where it takes those of several rollouts."""
+        found = (self.rollouts[name] for name in self.origins.get(node, ()))
+        return max(found, key=lambda lengths: lengths.total, default=self.longest)
+
+
 def assume(
-    nodes: Iterable[BoundNode],
+    graph: Graph,
     models: Mapping[str, Architecture | Unknown],
     prompt_tokens: int | None = None,
     response_tokens: int | None = None,
-) -> Lengths:
-    """The lengths given, and for one that is not: the rollouts' longest `max_tokens`, and `PROMPT_TOKENS`.
+) -> StepLengths:
+    """The lengths given, and for one that is not: each rollout's own `max_tokens`, and `PROMPT_TOKENS`.
 
-    Where the generating model has fewer positions than both need, what is not given is cut to fit.
+    Where a model that takes the rows has fewer positions than both need, what is not given is cut to fit.
     """
-    rollouts = [node for node in nodes if node.weights == "generates"]
-    limits = {node.name: limit for node in rollouts if (limit := setting(node, MAX_TOKENS)) is not None}
-    longest = max(limits, key=lambda name: limits[name], default="")
-    response, response_reason = limits.get(longest, RESPONSE_TOKENS), "assumed"
-    if longest:
-        response_reason = f"{MAX_TOKENS} of {longest}"
+    origins, given = _origins(graph), (prompt_tokens, response_tokens)
+    takers = _takers(graph, origins)
+    rollouts = {
+        node.name: _lengths(node, _room(takers[node.name], models), *given)
+        for node in graph.nodes.values()
+        if node.weights == "generates"
+    }
+    everybody = {model for names in takers.values() for model in names}
+    bare = _lengths(None, _room(everybody, models), *given)
+    longest = max(rollouts.values(), key=lambda lengths: lengths.total, default=bare)
+    return StepLengths(longest, rollouts, origins, given)
+
+
+def _lengths(
+    rollout: BoundNode | None, room: tuple[int, str] | None, prompt_tokens: int | None, response_tokens: int | None
+) -> Lengths:
+    """The lengths of one rollout's rows; `room` is the fewest positions of a model that takes them, and its name."""
+    limit = setting(rollout, MAX_TOKENS) if rollout is not None else None
+    response, response_reason = limit or RESPONSE_TOKENS, "assumed"
+    if rollout is not None and limit is not None:
+        response_reason = f"{MAX_TOKENS} of {rollout.name}"
     prompt, prompt_reason = PROMPT_TOKENS, "assumed"
     if response_tokens is not None:
         response, response_reason = response_tokens, "as given"
     if prompt_tokens is not None:
         prompt, prompt_reason = prompt_tokens, "as given"
-    room = _positions(rollouts, models)
-    if room is not None and prompt_tokens is None and prompt + response > room:
-        prompt, prompt_reason = max(min(prompt, room - response), room // 4, 1), f"the model has {room} positions"
-    if room is not None and response_tokens is None and prompt + response > room:
-        response, response_reason = max(room - prompt, 1), f"the model has {room} positions"
-    return Lengths(prompt, response, prompt_reason, response_reason)
+    if room is None:
+        return Lengths(prompt, response, prompt_reason, response_reason)
+    positions, why = room[0], f"{room[1]} has {room[0]:,} positions"
+    if prompt_tokens is None and prompt + response > positions:
+        prompt, prompt_reason = max(min(prompt, positions - response), positions // 4, 1), why
+    if response_tokens is None and prompt + response > positions:
+        response, response_reason = max(positions - prompt, 1), why
+    too_long = f"more than the {positions:,} positions of {room[1]}" if prompt + response > positions else ""
+    return Lengths(prompt, response, prompt_reason, response_reason, too_long)
 
 
-def _positions(rollouts: Iterable[BoundNode], models: Mapping[str, Architecture | Unknown]) -> int | None:
-    """Most tokens of a trajectory that every generating model takes."""
-    found = [models.get(node.model or "") for node in rollouts if holds_engine(node)]
-    limits = [each.max_positions for each in found if isinstance(each, Architecture) and each.max_positions]
+def _read(node: BoundNode, graph: Graph) -> tuple[list[Field], list[Field]]:
+    """The fields that a node reads, and those of them that have a value per token."""
+    fields = [graph.fields[name] for name in node.fields_read if name in graph.fields]
+    return fields, [field for field in fields if field.type.axis in ("Token", "PromptToken")]
+
+
+def _origins(graph: Graph) -> dict[str, list[str]]:
+    """By node the rollouts that its rows come from: by way of the fields per token, or of all where it reads none."""
+    after: dict[str, list[str]] = {}
+    for node in graph.nodes.values():
+        if node.weights != "generates":
+            fields, of_tokens = _read(node, graph)
+            for field in of_tokens or fields:
+                after.setdefault(field.writer, []).append(node.name)
+    found: dict[str, list[str]] = {}
+    for rollout in (node.name for node in graph.nodes.values() if node.weights == "generates"):
+        for name in upstream(after, [rollout]):  # the same walk, the other way
+            found.setdefault(name, []).append(rollout)
+    return found
+
+
+def _takers(graph: Graph, origins: Mapping[str, Sequence[str]]) -> dict[str, set[str]]:
+    """By rollout the models that take its token ids: its own, and that of each node that reads a field per token.
+
+    A judge that reads the text makes tokens of its own, as many as it likes. Under "" are those whose rows come from no
+    rollout.
+    """
+    found: dict[str, set[str]] = {name: set() for name in ("", *origins)}
+    for node in graph.nodes.values():
+        if node.model is None or node.weights not in ("reads", "updates", "generates"):
+            continue
+        if holds_engine(node):
+            found[node.name].add(node.model)
+        if holds_engine(node) or node.weights != "generates":
+            for field in _read(node, graph)[1]:
+                for rollout in origins.get(field.writer, ("",)):
+                    found[rollout].add(node.model)
+    return found
+
+
+def _room(names: Collection[str], models: Mapping[str, Architecture | Unknown]) -> tuple[int, str] | None:
+    """The fewest positions of these models, and whose they are; None where none of them has a limit."""
+    known = ((name, models.get(name)) for name in sorted(names))
+    limits = [
+        (each.max_positions, name) for name, each in known if isinstance(each, Architecture) if each.max_positions
+    ]
     return min(limits, default=None)

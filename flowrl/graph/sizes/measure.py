@@ -1,12 +1,14 @@
 """How large a step is: lengths, bytes of the fields, batch arithmetic, memory, bytes of a weight sync, FLOPs.
 
-Pure functions of a plan and of two lengths. The bytes of a field are those of its Arrow columns (`flowrl.wire`).
+Pure functions of a plan and of the lengths of its rows. The bytes of a field are those of its Arrow columns
+(`flowrl.wire`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from flowrl.fields import Dtype, FieldType
 from flowrl.graph.build import DATA
@@ -14,7 +16,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes, generations, passes
 from flowrl.graph.sizes.flops import Work, work_of_passes, work_of_rollout
-from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, assume, holds_engine
+from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, StepLengths, assume, holds_engine
 from flowrl.graph.sizes.memory import WIDTH, PoolMemory, model_nodes, pool_memory
 from flowrl.graph.sizes.model_config import architectures
 
@@ -22,6 +24,10 @@ BITS: Mapping[Dtype, int] = {"int": 64, "float": 32, "bool": 1}
 """Width of a value; a text has offsets and bytes."""
 OFFSET, INDEX = 8, 4
 """Bytes of the offset of a list or of a text, and of the index that says which prompt a trajectory has."""
+SHORT_TEXTS = ("finish_reason", "data_source")
+"""Outputs and columns that by convention hold a word, however long the prompt or the response is."""
+BYTES_PER_WORD = 6
+"""Bytes of such a text: `stop` has 4, `length` has 6."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class FieldSize:
     """False where the length of a text is assumed."""
     released_after: tuple[str, ...]
     """The last of its readers; empty for a field that nobody reads, which is never stored."""
+    last_level: int
+    """The level of those."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class SyncSize:
 class Sizes:
     """Everything that a dry run says in numbers."""
 
-    lengths: Lengths
+    lengths: StepLengths
     models: Mapping[str, Architecture | Unknown]
     fields: Mapping[str, FieldSize]
     cuts: Mapping[str, Generation | Passes]
@@ -61,34 +69,38 @@ class Sizes:
     syncs: tuple[SyncSize, ...]
     work: tuple[Work, ...]
     """Of nodes that compute with a model, in plan order."""
+    average_flops: int
+    """Operations of a step, over all nodes whose models are known; of one that runs every k-th step, a k-th of its."""
     peak_columns: int
     """Bytes of the columns that are needed at the same time, at most; nodes of one level count as running at once."""
 
 
-def lengths_of(plan: Plan, prompt_tokens: int | None = None, response_tokens: int | None = None) -> Lengths:
+def lengths_of(plan: Plan, prompt_tokens: int | None = None, response_tokens: int | None = None) -> StepLengths:
     """The lengths given; one that is not is assumed from the plan (see `flowrl.graph.sizes.lengths.assume`)."""
-    models = architectures(plan.document.models.items())
-    return assume(plan.graph.nodes.values(), models, prompt_tokens, response_tokens)
+    return assume(plan.graph, architectures(plan.document.models.items()), prompt_tokens, response_tokens)
 
 
-def measure(plan: Plan, lengths: Lengths | None = None) -> Sizes:
+def measure(plan: Plan, lengths: StepLengths | None = None) -> Sizes:
     """The sizes of a plan, for rows of these lengths."""
     models = architectures(plan.document.models.items())
-    lengths = lengths or assume(plan.graph.nodes.values(), models)
+    lengths = lengths or assume(plan.graph, models)
     cuts: dict[str, Generation | Passes] = {**generations(plan), **passes(plan, lengths)}
     fields = field_sizes(plan, lengths)
     memory = tuple(_memory(plan, models, cuts, lengths))
+    work = tuple(_work(plan, models, cuts, lengths))
+    every = {name: node.spec.every for name, node in plan.graph.nodes.items()}
+    average = round(sum(Fraction(each.flops, every[each.node]) for each in work if isinstance(each.flops, int)))
     return Sizes(
         lengths, models, fields, {name: cuts[name] for name in plan.graph.order if name in cuts}, memory,
-        tuple(_syncs(plan, models)), tuple(_work(plan, models, cuts, lengths)), _peak_columns(plan, fields),
+        tuple(_syncs(plan, models)), work, average, _peak_columns(plan, fields),
     )  # fmt: skip
 
 
-def field_bytes(type_: FieldType, num_prompts: int, group: int, lengths: Lengths) -> int:
+def field_bytes(type_: FieldType, num_prompts: int, group: int, lengths: Lengths, *, is_word: bool = False) -> int:
     """Bytes of a field's columns for P prompts of n samples, all of them settled.
 
-    A text is as long as the prompt (one per prompt) or the response (one per trajectory), `BYTES_PER_TOKEN` a token;
-    one per token has as many bytes, one per step is taken for empty.
+    A text is as long as the prompt (one per prompt) or the response (one per trajectory), `BYTES_PER_TOKEN` a token,
+    unless it `is_word`; one per token has as many bytes, one per step is taken for empty.
     """
     rows = num_prompts * group
     num_values = {
@@ -106,21 +118,21 @@ def field_bytes(type_: FieldType, num_prompts: int, group: int, lengths: Lengths
     if type_.dtype in BITS:
         return structure + -(-num_values * BITS[type_.dtype] // 8)
     tokens = {"Prompt": lengths.prompt_tokens, "Sample": lengths.response_tokens, "Step": 0}.get(type_.axis, 1)
-    return structure + OFFSET * (num_values + 1) + num_values * tokens * BYTES_PER_TOKEN
+    width = BYTES_PER_WORD if is_word else tokens * BYTES_PER_TOKEN
+    return structure + OFFSET * (num_values + 1) + num_values * width
 
 
-def field_sizes(plan: Plan, lengths: Lengths) -> dict[str, FieldSize]:
+def field_sizes(plan: Plan, lengths: StepLengths) -> dict[str, FieldSize]:
     """Bytes of every field, and which readers it is kept for."""
-    batch, level = plan.document.batch, _levels(plan)
-    found = {}
+    batch, level, found = plan.document.batch, _levels(plan), {}
+    ports = {field: port for node in plan.graph.nodes.values() for port, field in node.writes.items()}
     for name, field in plan.graph.fields.items():
-        last = max((level[reader] for reader in field.readers), default=0)
-        found[name] = FieldSize(
-            name,
-            field_bytes(field.type, batch.prompts, batch.group, lengths),
-            field.type.dtype in BITS,
-            tuple(reader for reader in field.readers if level[reader] == last),
-        )
+        is_word = ports.get(name, name) in SHORT_TEXTS
+        num_bytes = field_bytes(field.type, batch.prompts, batch.group, lengths.of(field.writer), is_word=is_word)
+        readers = plan.readers(field)
+        at = {reader: level.get(reader, level[field.writer]) for reader in readers}  # a gate is read when it is written
+        last = tuple(reader for reader in readers if at[reader] == max(at.values()))
+        found[name] = FieldSize(name, num_bytes, field.type.dtype in BITS, last, max(at.values(), default=0))
     return found
 
 
@@ -134,7 +146,7 @@ def _peak_columns(plan: Plan, fields: Mapping[str, FieldSize]) -> int:
     for name, size in fields.items():
         if size.released_after:
             change[level[plan.graph.fields[name].writer]] += size.num_bytes
-            change[level[size.released_after[0]] + 1] -= size.num_bytes
+            change[size.last_level + 1] -= size.num_bytes
     peak = now = 0
     for step in change:
         now += step
@@ -146,7 +158,7 @@ def _memory(
     plan: Plan,
     models: Mapping[str, Architecture | Unknown],
     cuts: Mapping[str, Generation | Passes],
-    lengths: Lengths,
+    lengths: StepLengths,
 ) -> list[PoolMemory]:
     document = plan.document
     return [
@@ -175,15 +187,15 @@ def _work(
     plan: Plan,
     models: Mapping[str, Architecture | Unknown],
     cuts: Mapping[str, Generation | Passes],
-    lengths: Lengths,
+    lengths: StepLengths,
 ) -> list[Work]:
     batch, found = plan.document.batch, []
     for name, cut in ((name, cuts[name]) for name in plan.graph.order if name in cuts):
         node = plan.graph.nodes[name]
         assert node.model is not None, "a node that works on weights names a model"
-        model = models[node.model]
+        model, own = models[node.model], lengths.of(name)
         if isinstance(cut, Passes):
-            found.append(work_of_passes(cut, node.model, model, lengths))
+            found.append(work_of_passes(cut, node.model, model, own))
         elif holds_engine(node):
-            found.append(work_of_rollout(name, node.model, model, batch.prompts, batch.group, lengths))
+            found.append(work_of_rollout(name, node.model, model, batch.prompts, batch.group, own))
     return found

@@ -18,7 +18,8 @@ from flowrl.graph.pools import Pool, physical_name
 from flowrl.graph.sizes import lengths as names
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
-from flowrl.graph.sizes.lengths import Lengths, holds_engine
+from flowrl.graph.sizes.lengths import Lengths, StepLengths, holds_engine
+from flowrl.graph.words import count
 from flowrl.model import ModelSpec
 from flowrl.spec.document import PoolSpec
 
@@ -139,8 +140,8 @@ def kv_cache(node: BoundNode, spec: ModelSpec, model: Architecture, num_sessions
     """
     width, tokens = WIDTH[spec.dtype], num_sessions * lengths.total
     how = (
-        f"{num_sessions:,} session{'s' * (num_sessions > 1)} x {lengths.total:,} tokens x 2 x "
-        f"{model.num_layers} layers x {model.num_kv_heads} heads x {model.head_dim} x {width} B"
+        f"{count(num_sessions, 'session')} x {count(lengths.total, 'token')} x 2 x "
+        f"{count(model.num_layers, 'layer')} x {count(model.num_kv_heads, 'head')} x {model.head_dim} x {width} B"
     )
     return Share(node.model or "", "KV cache", tokens * model.kv_values_per_token * width, how, node.name)
 
@@ -152,13 +153,13 @@ def logits(
     words = model.vocabulary
     if isinstance(cut, Generation):
         num, width = cut.sessions_at_once, LOGIT_BYTES_OF_SAMPLING
-        how = f"{num:,} sessions x {words:,} words x {width} B"
+        how = f"{count(num, 'session')} x vocabulary {words:,} x {width} B"
         return Share(node.model or "", "logits", num * words * width, how, node.name)
     if cut.rows_per_micro_batch is None:
         return None
     rows, tokens = cut.rows_per_micro_batch, lengths.response_tokens
     width = LOGIT_BYTES_OF_UPDATE if cut.updates else LOGIT_BYTES_OF_READ[spec.dtype]
-    how = f"{rows:,} row{'s' * (rows > 1)} x {tokens:,} tokens x {words:,} words x {width} B"
+    how = f"{count(rows, 'row')} x {count(tokens, 'token')} x vocabulary {words:,} x {width} B"
     return Share(node.model or "", "logits", rows * tokens * words * width, how, node.name)
 
 
@@ -169,7 +170,7 @@ def pool_memory(
     specs: Mapping[str, ModelSpec],
     models: Mapping[str, Architecture | Unknown],
     cuts: Mapping[str, Generation | Passes],
-    lengths: Lengths,
+    lengths: StepLengths,
 ) -> PoolMemory:
     """Memory of one worker of a pool on which these nodes work with models; `limit` is in GiB."""
     nodes = list(nodes)
@@ -181,9 +182,9 @@ def pool_memory(
         if isinstance(model, Unknown):
             unknown[name] = model
         elif node.weights != "generates" or holds_engine(node):
-            cut = cuts[node.name]
+            cut, own = cuts[node.name], lengths.of(node.name)
             if isinstance(cut, Generation):
-                shares.append(kv_cache(node, spec, model, cut.sessions_at_once, lengths))
-            scores = logits(node, spec, model, cut, lengths)
+                shares.append(kv_cache(node, spec, model, cut.sessions_at_once, own))
+            scores = logits(node, spec, model, cut, own)
             shares += [scores] if scores is not None else []
     return PoolMemory(pool.name, None if limit is None else int(Fraction(limit) * GIB), tuple(shares), unknown)

@@ -102,6 +102,34 @@ def test_a_row_may_stay_without_a_value_without_being_a_failure() -> None:
         assert report.metrics["judge/seen"].value == 6
 
 
+@pytest.mark.parametrize("can_kill", [True, False])
+def test_the_blocks_of_a_stream_are_joined_row_by_row(can_kill: bool) -> None:
+    made = Scorer(stub("judge", "StreamJudge", on_error="unscored", empty=True), Context(), can_kill)
+    try:
+        values, report = score(made)
+        assert values == dict.fromkeys(ROWS.names(), 5.0)
+        assert not report.failures
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"times": 0}, "ValueError: it wrote 0 values to 'score' for one row"),
+        ({"times": 2}, "ValueError: it wrote 2 values to 'score' for one row"),
+        ({"how": "bare"}, "TypeError: it returned Sample, not its Out"),
+        ({"how": "axis"}, "TypeError: it wrote 'score' as Prompt, not as Sample[float]"),
+    ],
+)
+def test_a_stream_that_is_not_what_its_out_says_leaves_the_row_unscored(settings: Any, error: str) -> None:
+    made = Scorer(stub("judge", "StreamJudge", on_error="unscored", **settings), Context(), can_kill=False)
+    values, report = score(made)
+    assert np.isnan(list(values.values())).all()
+    assert {failure.error for failure in report.failures} == {error}
+    assert [failure.rows for failure in report.failures] == [(name,) for name in ROWS.names()]
+
+
 def test_many_rows_are_sent_in_growing_chunks() -> None:
     rows = Rows.of([f"u{index}" for index in range(300)])
     with scorer() as made:

@@ -152,6 +152,10 @@ def test_strict_io_checks_that_floats_are_finite() -> None:
     assert not receipt.failed
     ((receipt, _),) = run(stub("n", "NotFinite", value=float("inf")), responses())
     assert not receipt.failed
+    ((receipt, _),) = run(stub("w", "Wrong", how="infinite"), responses(), strict_io=True)
+    assert receipt.failures[-1].error == "ValueError: w wrote a value that is not finite to 'score'"
+    ((receipt, _),) = run(stub("w", "Wrong", how="null"), responses(), strict_io=True)
+    assert not receipt.failed
 
 
 def test_a_worker_gets_only_the_fields_and_groups_of_its_call_in_canonical_order() -> None:

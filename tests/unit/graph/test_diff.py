@@ -63,6 +63,22 @@ def test_a_new_node_and_a_node_that_is_gone() -> None:
     assert "nodes: + ref_logprob: model.logprob" in [f"{change.section}: {change}" for change in back]
 
 
+def test_files_of_the_same_name_differ_where_their_text_does(tmp_path: Path) -> None:
+    code = "from flowrl import Node, Sample\nclass Mine(Node):\n    def run(self, reward: Sample[float]) -> None: ...\n"
+    pipelines = []
+    for name, text in {"one": code, "two": code, "three": f"{code}    other: int = 1\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(text)
+        file = tmp_path / name / "mine.yaml"
+        file.write_text("extends: grpo_sync\nname: mine\nnodes: {mine: {use: ./mine.py:Mine}}\n")
+        pipelines.append(load(file))
+    one, two, three = pipelines
+    assert one.diff(two) == ()
+    assert "nodes: + mine: ./mine.py:Mine" in [f"{change.section}: {change}" for change in load(DEFAULT).diff(one)]
+    (use, _) = one.diff(three)
+    assert str(use) == f"~ mine.use: {tmp_path}/one/mine.py:Mine -> {tmp_path}/three/mine.py:Mine"
+
+
 def test_the_differences_are_data_for_tools() -> None:
     data = as_data(load(DEFAULT).diff(load(DEFAULT, ["batch.group=4"])))
     assert json.loads(json.dumps(data)) == {

@@ -34,8 +34,10 @@ def test_several_goals_are_united_and_a_mistake_elsewhere_does_not_count() -> No
 
 
 def test_an_update_as_the_goal_leaves_the_sync_out() -> None:
-    pipeline = load(DEFAULT, to_nodes=["actor_update"])
-    assert {problem.code for problem in pipeline.check()} == {"FR023"}, "it would generate with the first weights"
+    (problem,) = load(DEFAULT, to_nodes=["actor_update"]).check()
+    assert (problem.code, problem.fix) == ("FR023", "--to-nodes weight_sync"), (
+        "it would generate with the first weights"
+    )
     assert nodes(load(DEFAULT, to_nodes=["weight_sync"])) == nodes(load(DEFAULT))
 
 
@@ -75,6 +77,16 @@ def test_prune_follows_a_chain_and_one_warning_names_it_whole() -> None:
     assert problem.place.path == "nodes.more"
     assert problem.notes == ("only it needs nodes.shape",)
     assert nodes(load(DEFAULT, [*chain, "run.prune=true"])) == nodes(load(DEFAULT))
+
+
+def test_a_reader_of_trained_weights_is_no_need_of_the_update() -> None:
+    extra = "nodes.extra={use: model.logprob, model: policy, pool: train, writes: {log_probs: unread}}"
+    (problem,) = load(DEFAULT, [extra]).check()
+    assert problem.place.path == "nodes.extra"
+    pruned = load(DEFAULT, [extra, "run.prune=true"])
+    assert pruned.check() == ()
+    assert nodes(pruned) == nodes(load(DEFAULT))
+    assert "extra" not in nodes(load(DEFAULT, [extra], ["weight_sync"]))
 
 
 def test_prune_changes_nothing_where_everything_is_needed_or_nothing_trains() -> None:

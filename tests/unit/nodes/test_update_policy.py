@@ -194,7 +194,7 @@ def test_settings_say_what_is_read() -> None:
 
 
 def test_the_dual_clip_must_lie_above_the_clip() -> None:
-    with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.5, got 1\.4"):
+    with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.5, not 1\.4"):
         Policy(minibatch=1, clip_high=0.5, dual_clip=1.4)
 
 

@@ -20,7 +20,7 @@ from flowrl.pipeline import Pipeline
 from flowrl.registry import find, library_names
 from flowrl.spec.load import load_file, load_text
 from flowrl.spec.schema import SCHEMA_FILE, nodes_used, pipeline_schema, schema_text
-from flowrl.spec.tree import Source, plain
+from flowrl.spec.tree import Source, Tree, plain
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([*ROOT.glob("pipelines/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
@@ -34,6 +34,10 @@ CROSS_FIELD = (
     ("nodes.*.on_error", "cannot"),  # the policy for failures against the kind of node
 )
 """Rules about two values, as path and words: a schema judges each value alone."""
+
+
+def trees(*files: Path) -> list[Tree]:
+    return [tree for file in files if (tree := load_file(file, str(file)).tree) is not None]
 
 
 def document(file: Path) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def test_the_committed_file_is_current() -> None:
 @pytest.mark.parametrize("file", SHIPPED, ids=[str(file.relative_to(ROOT)) for file in SHIPPED])
 def test_shipped_files_are_right(file: Path) -> None:
     LIBRARY.validate(document(file))
-    jsonschema.validate(document(file), pipeline_schema(nodes_used([file])))
+    jsonschema.validate(document(file), pipeline_schema(nodes_used(trees(file)).classes))
 
 
 @pytest.mark.parametrize("name", library_names())
@@ -145,7 +149,10 @@ def test_nodes_of_the_users_own_are_known_where_their_files_are_given(tmp_path: 
     file.write_text("extends: grpo_sync\nnodes: {a: {use: ./mine.py:Mine}, b: {use: './gone.py:X'}, c: null}\n")
     other = tmp_path / "q.yaml"
     other.write_text("nodes: {a: {use: './mine.py:Odd'}, b: {use: $x}, c: 3}\n")
-    schema = pipeline_schema(nodes_used([file, other, tmp_path / "none.yaml"]))
+    used = nodes_used(trees(file, other))
+    assert [note.partition(": ")[0] for note in used.notes] == [f"{file}:2:44"]
+    assert "the schema does not know nodes.b: cannot read the file './gone.py'" in used.notes[0]
+    schema = pipeline_schema(used.classes)
     jsonschema.Draft202012Validator.check_schema(schema)
     valid = jsonschema.Draft202012Validator(schema).is_valid
     assert valid(overlay("{use: './mine.py:Mine', scale: 1.0}"))
@@ -165,8 +172,10 @@ def test_a_name_that_means_two_classes_stays_open(tmp_path: Path) -> None:
         )
         files.append(folder / "p.yaml")
         files[-1].write_text("nodes: {a: {use: './n.py:N'}}\n")
-    assert set(nodes_used(files[:1])) == {"./n.py:N"}
-    assert nodes_used(files) == {}
+    assert set(nodes_used(trees(files[0])).classes) == {"./n.py:N"}
+    classes, notes = nodes_used(trees(*files))
+    assert classes == {}
+    assert notes == (f"{files[1]}:1:18: the schema does not know nodes.a: './n.py:N' means two classes",)
 
 
 FULL = document(ROOT / "pipelines/grpo_sync.yaml") | yaml(

@@ -62,8 +62,11 @@
     const rank = (name) => (name === query ? 0 : name.startsWith(query) ? 1 : 2);
     const hits = [];
     for (const [key, el] of nodes) {
+      const { use, reads, writes } = data.nodes[nameOf(key)];
       const name = nameOf(key).toLowerCase();
+      const ports = [...reads, ...writes].filter(([port, field]) => port !== field).map(([port]) => port); // renamed
       if (name.includes(query)) hits.push({ key, el, rank: rank(name) });
+      else if ([use, ...ports].some((text) => text.toLowerCase().includes(query))) hits.push({ key, el, rank: 3 });
     }
     for (const el of fields.values()) {
       const name = el.dataset.field.toLowerCase();

@@ -131,7 +131,9 @@ def test_fr013_a_list_where_one_field_is_read_and_an_empty_one() -> None:
 def test_fr014_a_class_that_breaks_the_rules(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from flowrl import Node\nclass Mine(Node):\n    def run(self, x): ...\n")
     problem = only({**GOOD, "mine": {"use": f"{tmp_path}/mine.py:Mine"}})
-    assert (problem.code, problem.fact) == ("FR014", "nodes.mine: Mine.run: 'x' has no type hint")
+    assert (problem.code, problem.fact) == (
+        "FR014", f"nodes.mine: {tmp_path}/mine.py:2: Mine.run: 'x' has no type hint",
+    )  # fmt: skip
 
 
 def test_fr019_a_node_with_weights_names_a_model_and_others_do_not() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowrl.errors import Problem
+from flowrl.nodes.rollout.generate import Generate
 from flowrl.pipeline import load
 
 BIG = Path(__file__).parents[4] / "pipelines" / "qwen_gsm8k_8gpu.yaml"
@@ -45,6 +50,7 @@ def test_a_whole_7b_on_each_worker_is_refused_with_the_arithmetic() -> None:
         "reference weights 1.8 GiB: 7,615,616,512 x 2 B / 8 workers (fsdp2)",
         "policy KV cache 0.1 GiB: 1 session x 1,280 tokens x 2 x 28 layers x 4 heads x 128 x 4 B",
         "28.4 + 28.4 + 56.7 + 28.4 + 1.8 + 0.1 = 143.8 GiB of 80 GiB",
+        "a session of rollout has a prompt of 256 tokens (assumed) and a response of 1,024 (max_tokens of rollout)",
     )
     assert problem.fix == "models.policy.parallel: fsdp2 over 8 workers: 44.5 GiB"
 
@@ -54,8 +60,21 @@ def test_a_70b_does_not_fit_on_8_workers_whatever_is_done() -> None:
     problem = only(LLAMA)
     assert "need at least 411.5 GiB" in problem.fact
     assert problem.fix == (
-        "a smaller model, or workers with more memory: the engine of policy alone needs 262.8 GiB on one worker"
+        "a smaller model, or workers with at least 412 GiB: the engine of policy alone needs 262.8 GiB on one worker"
     )
+
+
+def test_a_pool_of_its_own_is_not_offered_where_the_engine_alone_is_too_large() -> None:
+    assert only(LLAMA, "pools.train.workers=4").fix.startswith("a smaller model, or workers with at least 560 GiB: ")
+
+
+def test_no_pool_of_its_own_is_offered_where_the_schedule_forbids_it() -> None:
+    mode = "schedule={mode: colocate_async, warmup_batches: 1, max_staleness: 1}"
+    assert only("pools.train.workers=2", mode).fix == "at least 3 workers"
+    frozen = "nodes.draft={use: rollout.generate, model: reference, pool: train, max_tokens: 4, writes: {%s}}"
+    writes = ", ".join(f"{name}: d_{name}" for name in Generate.output_ports)
+    with_draft = only("pools.train={workers: 3, memory_per_worker: 76}", mode, frozen % writes)
+    assert "a pool of its own for draft: " in with_draft.fix, "its model is not trained"
 
 
 def test_the_training_of_a_70b_fits_on_more_workers() -> None:
@@ -82,8 +101,51 @@ def test_only_all_changes_together_may_be_enough() -> None:
     sets = ("models.policy.parallel=ddp", "models.reference.parallel=ddp", "pools.train.memory_per_worker=29")
     assert only(*sets).fix == (
         "models.policy.parallel: fsdp2, models.reference.parallel: fsdp2 over 8 workers and a pool of its own for "
-        "rollout: 28.5 GiB; or at least 260 workers with parallel: fsdp2"
+        "rollout: 28.5 GiB; or models.policy.parallel: fsdp2, models.reference.parallel: fsdp2 over at least 260 "
+        "workers"
     )
+
+
+def settings_of(way: str, sets: dict[str, str]) -> Iterator[str]:
+    """What a user who follows one way of the advice writes."""
+    limit, workers = sets["pools.train.memory_per_worker"], sets["pools.train.workers"]
+    for model, key, value in re.findall(r"models\.(\w+)\.(parallel|dtype): (\w+)", way):
+        yield f"models.{model}.{key}={value}"
+    if "at least" in way and "GiB" in way:
+        limit = re.findall(r"at least ([\d,]+) GiB", way)[0].replace(",", "")
+        yield f"pools.train.memory_per_worker={limit}"
+    elif "at least" in way:
+        workers = re.findall(r"at least ([\d,]+) workers", way)[0].replace(",", "")
+        yield f"pools.train.workers={workers}"
+    if "a pool of its own for rollout" in way:
+        yield f"pools.generate={{shares: null, workers: {workers}, memory_per_worker: {limit}}}"
+
+
+MODES = ["{mode: sync}", "{mode: colocate_async, warmup_batches: 1, max_staleness: 1}"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    base=st.sampled_from(["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-30B-A3B"]),
+    workers=st.integers(1, 40),
+    limit=st.integers(1, 400),
+    parallel=st.tuples(*[st.sampled_from(["ddp", "fsdp2"])] * 2),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    mode=st.sampled_from(MODES),
+)
+def test_whoever_follows_the_advice_has_models_that_fit(
+    base: str, workers: int, limit: int, parallel: tuple[str, str], dtype: str, mode: str
+) -> None:
+    sets = {
+        "params.base": base, "pools.train.workers": f"{workers}", "pools.train.memory_per_worker": f"{limit}",
+        "models.policy.parallel": parallel[0], "models.reference.parallel": parallel[1],
+        "models.reference.dtype": dtype, "schedule": mode,
+    }  # fmt: skip
+    given_ = [f"{key}={value}" for key, value in sets.items()]
+    for problem in (problem for problem in problems(*given_) if problem.code == "FR055"):
+        for way in problem.fix.split("; or "):
+            codes = {found.code for found in problems(*given_, *settings_of(way, sets))}
+            assert not codes & {"FR055", "FR071"}, way
 
 
 @pytest.mark.parametrize("limit", ["1.0e-300", "1", "43", "44.4"])

@@ -103,8 +103,8 @@ def test_fr073_prompts_in_flight_that_never_fill_a_batch() -> None:
     )
     assert problem.fact == "3 prompts in flight can never fill a batch of 4"
     assert problem.notes == (
-        "after 3 groups have settled, no prompt is admitted before a batch is cut, and none can be cut: 1 groups are "
-        "missing",
+        "after 3 groups have settled, no prompt is admitted before a batch is cut, and none can be cut: 1 more would "
+        "have to be there",
     )  # fmt: skip
     assert found(GOOD, schedule=separate(max_in_flight=3, updates_per_sync=2)) == []
 

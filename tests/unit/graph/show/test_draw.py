@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,6 +21,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.show import draw
 from flowrl.graph.show.draw import as_dot, as_mermaid, as_picture_data, as_svg, as_tree
 from flowrl.graph.show.picture import PictureError, picture, plain
+from flowrl.pipeline import VIEWS, load
 
 settings.register_profile("drawings", settings.get_profile("flowrl"), max_examples=40)
 SLOW = settings.get_profile("drawings")
@@ -62,6 +64,34 @@ def plans(draw: st.DrawFn) -> Plan:
     size = len(found)
     fields = draw(st.lists(texts.filter(lambda t: t not in columns), min_size=size, max_size=size, unique=True))
     return chain(dict(zip(found, fields, strict=True)))
+
+
+CODE = "from flowrl import Node, Sample\nclass Mine(Node):\n    def run(self, reward: Sample[float]) -> None: ...\n"
+
+
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in ("svg", "resolved")])
+@pytest.mark.parametrize("where", ["mine.py", "below/mine.py", "../mine.py"])
+def test_a_file_of_nodes_is_shown_alike_on_every_machine(tmp_path: Path, view: str, where: str) -> None:
+    shown = []
+    for folder in (tmp_path / "here" / "rl", tmp_path / "home" / "somebody" / "rl"):
+        folder.mkdir(parents=True)
+        (folder / where).parent.mkdir(exist_ok=True)
+        (folder / where).write_text(CODE)
+        use = where if where.startswith("..") else f"./{where}"
+        (folder / "p.yaml").write_text(f"extends: grpo_sync\nname: p\nnodes: {{mine: {{use: '{use}:Mine'}}}}\n")
+        shown.append(load(folder / "p.yaml").draw(view))
+    assert shown[0] == shown[1]
+    assert f"{use}:Mine" in shown[0].replace("#58;", ":")
+    assert str(tmp_path) not in shown[0]
+
+
+def test_a_file_far_away_is_shown_in_full(tmp_path: Path) -> None:
+    far = tmp_path / "mine.py"
+    far.write_text(CODE)
+    below = tmp_path / "/".join("abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz")
+    below.mkdir(parents=True)
+    (below / "p.yaml").write_text(f"extends: grpo_sync\nname: p\nnodes: {{mine: {{use: '{far}:Mine'}}}}\n")
+    assert f"[{far}:Mine]" in load(below / "p.yaml").draw("tree")
 
 
 MERMAID_BOX = re.compile(r'^ +(n\.[\w.]+)(?:\["([^"\[\]`]*)"\](?::::pool\d)?|\[\("([^"\[\]`]*)"\)\])$')

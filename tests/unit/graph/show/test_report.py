@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,11 +14,13 @@ import pytest
 from stub_nodes import document
 
 from flowrl import Pipeline
+from flowrl.graph.plan import Plan
 from flowrl.graph.show.data import as_data
 from flowrl.graph.show.report import as_plan
 from flowrl.graph.show.text import WIDTH, human_bytes, human_flops, listed
-from flowrl.graph.sizes.lengths import Lengths
 from flowrl.graph.sizes.measure import lengths_of, measure
+from flowrl.graph.words import ordinal
+from flowrl.nodes.rollout.generate import Generate
 from flowrl.pipeline import load
 
 ROOT = Path(__file__).parents[4]
@@ -41,11 +44,88 @@ def test_the_page_fits_into_a_terminal(file: Path) -> None:
 
 def test_the_page_says_what_its_sizes_assume() -> None:
     plan = load(DEFAULT).plan()
-    assert "prompts of 56 tokens (the model has 64 positions) and responses of 8 (max_tokens of rollout)" in (
+    assert "prompts of 56 tokens (policy has 64 positions) and responses of 8 (max_tokens of rollout)" in (
         as_plan(plan).replace("\n", " ")
     )
     given = as_plan(plan, lengths_of(plan, 30, 5)).replace("\n", " ")
     assert "prompts of 30 tokens (as given) and responses of 5 (as given)" in given
+    assert "WARNING" not in given
+
+
+def test_rows_too_long_for_a_model_are_warned_of() -> None:
+    plan = load(DEFAULT).plan()
+    long = lengths_of(plan, 10_000, 8)
+    warning = "WARNING: rows of 10,000 + 8 = 10,008 tokens are more than the 64 positions of policy"
+    assert warning in as_plan(plan, long)
+    assert as_data(plan, long)["lengths"]["too_long"] == "more than the 64 positions of policy"
+    assert as_data(plan)["lengths"]["too_long"] is None
+
+
+def test_rollouts_that_stop_at_different_lengths_are_told_apart() -> None:
+    writes = ", ".join(f"{port}: second_{port}" for port in Generate.output_ports)
+    second = (
+        f"nodes.second={{use: rollout.generate, model: policy, pool: generate, max_tokens: 3, writes: {{{writes}}}}}"
+    )
+    plan = load(DEFAULT, [second]).plan()
+    text, data = as_plan(plan), as_data(plan)
+    assert (
+        "prompts of 56 tokens (policy has 64 positions) and responses of 8 (max_tokens of rollout) in the rows of "
+        "rollout; prompts of 61 tokens (policy has 64 positions) and responses of 3 (max_tokens of second) in the rows "
+        "of second; give others"
+    ) in text.replace("\n", " ")
+    assert "batch (rows of 56 + 8 = 64 tokens of rollout; 61 + 3 = 64 tokens of second)" in text
+    assert {name: own["response_tokens"] for name, own in data["lengths"]["rollouts"].items()} == {
+        "rollout": 8, "second": 3,
+    }  # fmt: skip
+    assert [data["nodes"][name]["batch"]["response_tokens"] for name in ("second", "actor_update")] == [3, 8]
+
+
+def gated() -> Plan:
+    on = {"model": "policy", "pool": "gpu"}
+    nodes = {
+        "rollout": {"use": "Rollout", **on},
+        "score": {"use": "Judge", "every": 1},
+        "gate": {"use": "Gate", "gate": "keep"},
+        "old": {"use": "Read", **on, "every": 3},
+    }
+    models = {"policy": {"path": "Qwen/Qwen2.5-0.5B"}}
+    return Pipeline(document(nodes, models=models, pools={"gpu": {}})).plan()
+
+
+def test_what_runs_again_and_what_runs_seldom_is_said() -> None:
+    plan = gated()
+    text, data, groups = as_plan(plan), as_data(plan), plan.document.batch.prompts
+    gate = section(text, "gate: ")
+    assert gate[1] == f"  gate keep: runs again with what it depends on until {groups} groups are kept"
+    assert next(line for line in gate if "writes keep" in line).endswith("next read by the gate")
+    assert section(text, "old: ")[1] == "  every 3rd step"
+    (line,) = (line for line in section(text, "columns of a step") if line.startswith("  keep "))
+    assert line.split()[-4:] == ["the", "gate", "the", "gate"]
+    assert (data["nodes"]["gate"]["gate"], data["nodes"]["gate"]["every"]) == ("keep", 1)
+    assert (data["nodes"]["old"]["gate"], data["nodes"]["old"]["every"]) == (None, 3)
+    assert data["fields"]["keep"]["readers"] == data["fields"]["keep"]["released_after"] == ["the gate"]
+
+
+def test_a_node_that_runs_seldom_costs_its_share_of_a_step() -> None:
+    sizes = measure(gated())
+    flops = {work.node: work.flops for work in sizes.work if isinstance(work.flops, int)}
+    assert sizes.average_flops == pytest.approx(flops["rollout"] + flops["old"] / 3, abs=1)
+    lines = section(as_plan(gated()), "compute of a step")
+    assert any(line.endswith("with logits; every 3rd step: 1/3 in the sum") for line in lines)
+    assert human_flops(sizes.average_flops) in lines[-1]
+
+
+@pytest.mark.parametrize(("num", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"),
+                                           (21, "21st"), (111, "111th"), (1002, "1,002nd")])  # fmt: skip
+def test_ordinals(num: int, text: str) -> None:
+    assert ordinal(num) == text
+
+
+def test_one_is_not_plural() -> None:
+    text = page("batch.prompts=1", "batch.group=1", "nodes.actor_update.minibatch=1", "nodes.rollout.max_tokens=1",
+                "run.steps=1", "nodes.rollout.max_sequences=1",
+                "nodes.actor_update.max_tokens_per_microbatch=1")  # fmt: skip
+    assert not re.findall(r"\b1 (?:\w+ )?\w*(?<!p)(?<!as)s\b(?! a step)", text)
 
 
 def test_every_field_has_its_bytes_writer_readers_and_end() -> None:
@@ -108,6 +188,16 @@ def test_pruning_says_what_it_saves() -> None:
     ]
 
 
+def test_pruning_names_no_saving_of_nothing() -> None:
+    extra = "nodes.extra={use: reward.length_penalty, writes: {shaped_reward: unread}}"
+    assert section(page("run.prune=true", extra), "pruned")[1] == "  saves nothing measurable"
+    judge = ["pools.other={workers: 2}",
+             "nodes.extra={use: model.logprob, model: other, pool: other, writes: {log_probs: unread}}",
+             "models.other={path: gpt2}"]  # fmt: skip
+    saved = section(page("run.prune=true", *judge), "pruned")[1]
+    assert "worker of other" in saved and "train" not in saved and " 0 " not in saved
+
+
 def test_a_model_of_unknown_size_is_no_number() -> None:
     text = page("params.base=nobody/nothing")
     assert "the config.json of 'nobody/nothing' is neither in a folder" in text
@@ -138,11 +228,12 @@ def test_a_pipeline_without_models_has_a_page() -> None:
     assert "memory" not in text and "compute" not in text and "batch" not in text.split("columns of a step")[1]
 
 
-@pytest.mark.parametrize("lengths", [None, Lengths(1, 1), Lengths(100_000, 100_000)])
+@pytest.mark.parametrize("lengths", [(None, None), (1, 1), (100_000, 100_000)])
 @pytest.mark.parametrize("sets", [[], [ASYNC, *APART], ["params.base=nobody/nothing"], ["params.base=gpt2"]])
-def test_the_data_says_what_the_page_says(sets: list[str], lengths: Lengths | None) -> None:
+def test_the_data_says_what_the_page_says(sets: list[str], lengths: tuple[int | None, int | None]) -> None:
     plan = load(DEFAULT, sets).plan()
-    text, data, sizes = as_plan(plan, lengths), as_data(plan, lengths), measure(plan, lengths)
+    assumed = lengths_of(plan, *lengths)
+    text, data, sizes = as_plan(plan, assumed), as_data(plan, assumed), measure(plan, assumed)
     assert json.loads(json.dumps(data, allow_nan=False)) == data, "plain data"
     assert data["format"] == 1
     for pool, memory in ((pool["memory"], m) for m in sizes.memory for n, pool in data["pools"].items() if n == m.pool):

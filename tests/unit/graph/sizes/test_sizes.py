@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -107,8 +108,78 @@ def test_a_field_is_released_after_its_last_reader() -> None:
 def test_lengths_are_assumed_where_they_are_not_given(
     sets: list[str], given_: tuple[int | None, int | None], expected: tuple[int, int]
 ) -> None:
-    lengths = lengths_of(load(DEFAULT, sets).plan(), *given_)
+    lengths = lengths_of(load(DEFAULT, sets).plan(), *given_).longest
     assert (lengths.prompt_tokens, lengths.response_tokens) == expected
+
+
+SECOND = (
+    "nodes.second={use: rollout.generate, model: policy, pool: generate, max_tokens: 300, writes: {prompt_ids: p2, "
+    "response_ids: r2, response_mask: m2, rollout_log_probs: l2, policy_version: v2, response: t2, finish_reason: f2, "
+    "num_turns: n2, temperature: tt2, max_tokens: mt2}}"
+)
+TWO = (
+    "params.base=Qwen/Qwen2.5-0.5B", "nodes.rollout.max_tokens=100", SECOND,
+    "nodes.score={use: reward.exact_match, reads: {response: t2}, writes: {reward: s2}}",
+    "nodes.total={use: reward.weighted_sum, reads: {rewards: [reward, s2]}, writes: {reward: both}}",
+    "nodes.advantage.reads={reward: both}",
+)  # fmt: skip
+
+
+def test_every_node_has_the_lengths_of_the_rollout_whose_rows_it_takes() -> None:
+    plan = load(DEFAULT, TWO).plan()
+    sizes = measure(plan)
+    tokens = {name: sizes.lengths.of(name).response_tokens for name in plan.graph.order}
+    assert tokens == {
+        "rollout": 100, "second": 300, "old_logprob": 100, "ref_logprob": 100, "reward": 100, "score": 300,
+        "total": 300, "advantage": 100, "actor_update": 100, "weight_sync": 300,
+    }  # fmt: skip
+    assert sizes.lengths.longest.response_tokens == 300
+    alone = measure(load(DEFAULT, TWO[:2]).plan())
+    assert sizes.cuts["actor_update"] == alone.cuts["actor_update"]
+    assert [w.flops for w in sizes.work if w.node == "actor_update"] == [alone.work[-1].flops]
+    assert sizes.fields["advantages"].num_bytes == alone.fields["advantages"].num_bytes
+    assert sizes.fields["l2"].num_bytes > 2.9 * sizes.fields["rollout_log_probs"].num_bytes
+
+
+def test_rows_that_come_from_both_rollouts_are_as_long_as_the_longer() -> None:
+    plan = load(DEFAULT, [*TWO, "nodes.old_logprob.reads={response_ids: r2}"]).plan()
+    assert lengths_of(plan).of("old_logprob").response_tokens == 300
+
+
+@pytest.mark.parametrize("engine", ["transformers", "fake"])
+@pytest.mark.parametrize("reader", ["arith-tiny", "gpt2"])
+def test_every_model_that_takes_the_tokens_limits_them(engine: str, reader: str) -> None:
+    sets = [f"nodes.rollout.engine={engine}", "params.base=gpt2", f"models.reference.path={reader}"]
+    lengths = lengths_of(load(DEFAULT, sets).plan(), None, 300).longest
+    if reader == "gpt2":
+        assert (lengths.prompt_tokens, lengths.too_long) == (256, "")
+    else:
+        assert (lengths.prompt_tokens, lengths.too_long) == (16, "more than the 64 positions of reference")
+        assert lengths.prompt_reason == "reference has 64 positions"
+
+
+def test_a_script_alone_is_limited_by_no_model_and_a_judge_of_texts_limits_nobody(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(
+        "from typing import NamedTuple\nfrom flowrl import Node, Sample\nclass Judge(Node):\n    weights = 'reads'\n"
+        "    class Out(NamedTuple):\n        judged: Sample[float]\n"
+        "    def run(self, response: Sample[str]) -> Out: ...\n"
+    )
+    sets = [
+        "params.base=gpt2", "models.judge={path: arith-tiny}",
+        f"nodes.judge={{use: '{tmp_path}/judge.py:Judge', model: judge, pool: train}}",
+    ]  # fmt: skip
+    assert lengths_of(load(DEFAULT, sets).plan()).longest.prompt_tokens == 256
+    alone = load(DEFAULT, ["nodes.rollout.engine=fake"], to_nodes=["reward"]).plan()
+    assert lengths_of(alone).longest.prompt_tokens == 256
+
+
+def test_words_are_not_as_long_as_responses() -> None:
+    plan = load(DEFAULT, [*TWO]).plan()
+    sizes = measure(plan).fields
+    assert sizes["finish_reason"] == replace(sizes["f2"], name="finish_reason")
+    assert sizes["f2"].num_bytes == 8 * 257 + 6 * 256
+    assert not sizes["f2"].exact
+    assert sizes["t2"].num_bytes == 8 * 257 + 4 * 300 * 256
 
 
 # Batch arithmetic
@@ -133,19 +204,30 @@ def test_micro_batches_are_those_of_the_partition(
     assert max(len(micro.rows) for plan in plans for micro in plan) == cut.rows_per_micro_batch
 
 
-@given(prompts=st.integers(1, 40), group=st.integers(1, 16), ranks=st.integers(1, 16), rows=st.integers(1, 64))
-def test_prompts_shared_by_rows_of_a_micro_batch_are_read_once(prompts: int, group: int, ranks: int, rows: int) -> None:
-    if prompts * group < ranks:
-        return
-    cut = passes(prompts=prompts, last_prompts=prompts, group=group, ranks=ranks, max_tokens=rows, row_tokens=1)
-    costs = np.ones(prompts * group, dtype=np.int64)
-    read = num_micro_batches = 0
-    for rank in range(ranks):
-        for micro in plan_micro_batches(costs, ranks, rank, rows):
-            read += len(np.unique(micro.rows // group)) * (not micro.excluded)
-            num_micro_batches += 1
-    # The last micro-batches of a rank with fewer rows are cut finer than counted, and ends of groups are averaged.
-    assert cut.prompts_read == pytest.approx(read, rel=0.05, abs=num_micro_batches)
+@given(
+    prompts=st.integers(1, 40),
+    last=st.integers(1, 40),
+    parts=st.integers(1, 3),
+    group=st.integers(1, 16),
+    ranks=st.integers(1, 16),
+    rows=st.integers(1, 64),
+)
+def test_prompts_and_rows_that_are_read_are_those_of_the_partition(
+    prompts: int, last: int, parts: int, group: int, ranks: int, rows: int
+) -> None:
+    """Rows of a micro-batch share a prompt; ranks keep in step by cutting finer, or by repeating a row."""
+    cut = passes(
+        num_parts=parts, prompts=prompts, last_prompts=min(last, prompts), group=group, ranks=ranks, max_tokens=rows,
+        row_tokens=1,
+    )  # fmt: skip
+    read = fed = 0
+    for num_prompts in [prompts] * (parts - 1) + [min(last, prompts)]:
+        costs = np.ones(num_prompts * group, dtype=np.int64)
+        for rank in range(ranks):
+            for micro in plan_micro_batches(costs, ranks, rank, rows):
+                read += len(np.unique(micro.rows // group))
+                fed += len(micro.rows)
+    assert (cut.prompts_read, cut.rows_read) == (read, fed)
 
 
 @pytest.mark.parametrize(
