@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -48,13 +49,21 @@ def _rehearse(pipeline: Pipeline, *, local: bool, address: str | None) -> int:
     return report(pipeline.check())
 
 
+def checked(file: Path, sets: Sequence[str], to_nodes: Sequence[str] = ()) -> Pipeline:
+    """The pipeline, checked. What modules of the user's print goes to the error stream: an answer may be JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        pipeline = load(file, sets, to_nodes)
+        pipeline.check()
+    return pipeline
+
+
 def check_pipelines(
     files: Sequence[Path], sets: Sequence[str], to_nodes: Sequence[str], *, strict: bool, style: str
 ) -> int:
     """`flowrl check`."""
     code, problems = FINE, list[Problem]()
     for file in files:
-        pipeline = load(file, sets, to_nodes)
+        pipeline = checked(file, sets, to_nodes)
         found = pipeline.check()
         wrong = any(problem.severity == "error" or strict for problem in found)
         code = WRONG if wrong else code
@@ -82,7 +91,7 @@ def show_plan(
     response_tokens: int | None,
 ) -> int:
     """`flowrl plan`."""
-    pipeline = load(file, sets, to_nodes)
+    pipeline = checked(file, sets, to_nodes)
     try:
         view = "plan" if style == "text" else "json"
         print(pipeline.draw(view, prompt_tokens=prompt_tokens, response_tokens=response_tokens))
@@ -97,7 +106,7 @@ def show_pipeline(
     """`flowrl show`."""
     from flowrl.graph.show.picture import PictureError
 
-    pipeline = load(file, sets, to_nodes)
+    pipeline = checked(file, sets, to_nodes)
     try:
         if view == "resolved" and report(pipeline.reading.problems):
             return WRONG
@@ -129,7 +138,7 @@ def show_difference(before: Path, after: Path, sets: Sequence[str], style: str, 
     """`flowrl diff`."""
     from flowrl.graph.diff import as_data, as_text
 
-    pipelines = [load(file, sets) for file in (before, after)]
+    pipelines = [checked(file, sets) for file in (before, after)]
     codes = [report(p for p in pipeline.check() if p.severity == "error") for pipeline in pipelines]
     if any(codes):
         return WRONG

@@ -47,6 +47,16 @@ def test_problems_as_json_hold_all_that_the_text_says() -> None:
     assert json.loads(flowrl("check", DEFAULT, "--format", "json")[1]) == {"format": 1, "fine": True, "problems": []}
 
 
+def test_a_module_that_prints_does_not_spoil_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('hello')\n" + (ROOT / "examples/custom_node/my_nodes.py").read_text())
+    node = "{use: ./loud.py:LengthPenalty, budget: 8, writes: {shaped_reward: shaped}}"
+    (tmp_path / "loud.yaml").write_text(f"extends: grpo_sync\nname: loud\nnodes: {{shape: {node}}}\n")
+    run = [sys.executable, "-m", "flowrl", "check", str(tmp_path / "loud.yaml"), "--format", "json"]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert json.loads(done.stdout)["fine"]
+    assert done.stderr == "hello\n"
+
+
 def test_problems_for_github_are_workflow_commands_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "a,b.yaml"
     file.write_text(Path(DEFAULT).read_text().replace("lr: 3.0e-4", "lr: -1"))

@@ -117,7 +117,7 @@ def test_fewer_rows_than_a_batch_are_a_problem(tmp_path: Path) -> None:
     assert data.problems(place, 150) == []
     assert "has 150" in data.problems(place, 151)[0].fact
     empty = written(tmp_path, "", "  ")
-    assert "has 0 rows" in empty.problems(place)[0].fact
+    assert "has 0" in empty.problems(place)[0].fact
     with pytest.raises(PipelineError, match="has no rows"):
         empty.load()
 
