@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from flowrl.encode import plain
 from flowrl.fields import Port
+from flowrl.model import default_values
 from flowrl.node import Cardinality, Device, Node, Scope, Weights
 from flowrl.registry import find
 from flowrl.spec.scalars import number, resolve
@@ -95,7 +96,7 @@ def entry_of(use: str, folder: Path) -> Entry:
 
 def _parameter(cls: type[Node], name: str, schema: Schema) -> Parameter:
     field, one = cls.model_fields[name], schema["properties"][name]
-    default = "" if field.is_required() else _yaml(plain(one.get("default")))
+    default = "" if field.is_required() else _yaml(default_values(cls)[name])
     return Parameter(name, type_of(one, schema), default, limits_of(one), field.description or "")
 
 

@@ -7,6 +7,7 @@ A `Problem` is found before anything starts; all problems of a pipeline are coll
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +31,8 @@ class Place:
     """The whole source line, for the code frame; empty where there is none."""
     path: str = ""
     """Dotted path of the value in the document, such as `nodes.advantage`."""
+    layer: int = field(default=0, compare=False)
+    """What is laid over something else has a higher one: `--set` over the file, the file over what it extends."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
@@ -48,12 +51,9 @@ class Problem:
 
     def render(self) -> str:
         """The problem as a compiler would print it, with the source line underlined."""
-        lines = [f"{self.severity}[{self.code}] {self.place}  {self.fact}"]
+        lines = [f"{self.severity}[{self.code}] {self.place}  " + self.fact.replace("\n", "\n   | ")]
         if self.place.text:
-            number = f"{self.place.line:>5}"
-            start = max(self.place.column - 1, 0)
-            width = max(1, min(self.place.length, len(self.place.text) - start))
-            lines += [f"{number} | {self.place.text}", f"      | {' ' * start}{'^' * width}"]
+            lines += _frame(self.place)
         lines += [f"   = {note}" for note in self.notes]
         if self.fix:
             lines.append(f"   fix: {self.fix}")
@@ -83,6 +83,36 @@ class Problem:
         keys = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in [*where.items(), ("title", self.code)])
         text = "\n".join([self.fact, *self.notes, *[f"fix: {self.fix}"] * bool(self.fix)])
         return f"::{self.severity} {keys}::{_escaped(text)}"
+
+
+def _frame(place: Place) -> list[str]:
+    """The source line with the value underlined; of a long line only what stands around it."""
+    start = min(max(place.column - 1, 0), len(place.text))
+    stop = min(start + max(place.length, 1), len(place.text))
+    first = max(0, start - _FRAME // 4) if len(place.text) > _FRAME else 0
+    last = min(len(place.text), first + _FRAME)
+    before = "…" * (first > 0) + _expanded(place.text[first:start])
+    marked = _expanded(place.text[start : min(stop, last)])
+    after = _expanded(place.text[min(stop, last) : last]) + "…" * (last < len(place.text))
+    underline = " " * _width(before) + "^" * max(_width(marked), 1)
+    return [f"{place.line:>5} | {before}{marked}{after}", f"      | {underline}"]
+
+
+_FRAME = 160
+"""Characters of a source line that are shown."""
+
+
+def _expanded(text: str) -> str:
+    """A tab as four spaces, so that it is as wide below as above."""
+    return text.replace("\t", "    ")
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes on a terminal: characters of East Asia are two wide, combining ones have no width."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in ("W", "F") for letter in text)
+    return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -116,12 +146,17 @@ class RunError(Exception):
         super().__init__(f"{fact} ({'; '.join(where)})" if where else fact)
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one stands for, whatever its case; empty when nothing is near."""
+    folded = {one.casefold(): one for one in known}
+    return "".join(folded[one] for one in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6))
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` for a misspelt name, or the list of known names when nothing is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean '{close[0]}'?"
+    if close := closest(name, names):
+        return f"did you mean '{close}'?"
     if not names:
         return ""
     return "known: " + ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

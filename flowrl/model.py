@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,11 +17,23 @@ class Settings(BaseModel):
 
 
 class SettingError(ValueError):
-    """Raised by a validator for a value that does not go with others: which key to change, and to what."""
+    """Raised by a validator for values that do not go together: their keys, the one to change first, and to what.
 
-    def __init__(self, key: str, fact: str, fix: str = "") -> None:
+    It is shown at the one that was written last: one of the user's file, not of the file which that extends.
+    """
+
+    def __init__(self, keys: str | Sequence[str], fact: str, fix: str = "") -> None:
         super().__init__(fact)
-        self.key, self.fix = key, fix
+        self.keys, self.fix = (keys,) if isinstance(keys, str) else tuple(keys), fix
+
+
+def default_values(cls: type[BaseModel], only: str = "") -> dict[str, Any]:
+    """The defaults of a class as YAML has them, of all settings or of one. Raises what Pydantic does for other values.
+
+    What a factory makes is made anew.
+    """
+    names = {name for name, field in cls.model_fields.items() if not field.is_required() and only in ("", name)}
+    return cls.model_construct().model_dump(mode="json", include=names, warnings=False)
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -59,5 +72,5 @@ class ModelSpec(Settings):
     def _trains_in_a_wide_type(self) -> Self:
         if self.trainable and self.dtype != "float32":
             # A step of 1e-6 rounds away in bfloat16, and AdamW's eps of 1e-8 is 0 in float16.
-            raise SettingError("dtype", f"{self.dtype} is too narrow to train in", "dtype: float32")
+            raise SettingError(("dtype", "trainable"), f"{self.dtype} is too narrow to train in", "dtype: float32")
         return self

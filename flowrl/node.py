@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from flowrl.errors import NodeDefinitionError
 from flowrl.fields import Port
@@ -77,6 +77,8 @@ class Context:
 
 class Node(Settings):
     """Base of every node. See the module docstring; `docs/nodes.md` explains the class attributes."""
+
+    model_config = ConfigDict(validate_default=True)
 
     scope: ClassVar[Scope] = "sample"
     """How much a call needs: blocks of samples, blocks of whole groups, the batch of the schedule, the whole step."""
@@ -134,8 +136,9 @@ class Node(Settings):
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         """Why these settings do not go with the fields that the ports read, or with what the schedule hands over.
 
-        That is a batch of so many prompts, whose samples may be so many versions old. Empty when all is well; asked
-        before launch. `reads` lacks the optional ports whose field nobody writes.
+        That is so many prompts from one weight sync to the next, in one batch or several, whose samples may be so many
+        versions old. Empty when all is well; asked before launch. `reads` lacks the optional ports whose field nobody
+        writes.
         """
         return ""
 

@@ -38,9 +38,13 @@ class Pipeline:
         sets: Sequence[str] = (),
         to_nodes: Sequence[str] = (),
     ) -> None:
+        if not isinstance(document, (Mapping, Reading)):
+            what = f"{document!r:.80}, which is a {type(document).__name__}"
+            raise TypeError(f"Pipeline takes a mapping like the YAML file, not {what}; flowrl.load reads a file")
+        sets = (sets,) if isinstance(sets, str) else sets
         self.reading = document if isinstance(document, Reading) else read_value(document, sets, folder)
         self.folder = Path(folder)
-        self.to_nodes = tuple(to_nodes)
+        self.to_nodes = (to_nodes,) if isinstance(to_nodes, str) else tuple(to_nodes)
 
     @cached_property
     def _found(self) -> Found:
@@ -63,7 +67,7 @@ class Pipeline:
         if document is None:
             raise PipelineError(self.reading.problems)
         bound = self._found.nodes.items()
-        parameters = {name: node.node.model_dump() for name, node in bound if node.node is not None}
+        parameters = {name: node.node.model_dump(mode="json") for name, node in bound if node.node is not None}
         nodes = {
             name: NodeSpec.model_validate(spec.model_dump() | parameters.get(name, {}))
             for name, spec in document.nodes.items()
@@ -112,6 +116,7 @@ class Pipeline:
 
 def load(path: str | Path, sets: Sequence[str] = (), to_nodes: Sequence[str] = ()) -> Pipeline:
     """The pipeline in a YAML file or of a shipped name, with overrides as in `--set`, cut to what `to_nodes` need."""
+    sets = (sets,) if isinstance(sets, str) else sets
     return Pipeline(read_document(path, sets), Path(path).parent, to_nodes=to_nodes)
 
 

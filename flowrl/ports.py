@@ -46,14 +46,17 @@ def port_of(name: str, hint: Any, where: str) -> Port:
 def read_ports(cls: type[Any]) -> dict[str, Port]:
     """What `run` reads, in the order of its parameters."""
     run = cls.__dict__["run"]
-    hints = _hints(run, cls)
+    plain = inspect.isfunction(run) and not inspect.iscoroutinefunction(run)
+    parameters = list(inspect.signature(run).parameters.values()) if plain else []
+    hints = _hints(run, cls) if plain else {}
     ports: dict[str, Port] = {}
-    parameters = list(inspect.signature(run).parameters.values())
-    if not parameters or parameters[0].name in hints or inspect.iscoroutinefunction(run):
+    if not parameters or parameters[0].name in hints:
         raise NodeDefinitionError(f"{cls.__name__}.run must be a plain method: `def run(self, ...)`")
     for parameter in parameters[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise NodeDefinitionError(f"{cls.__name__}.run: '*{parameter.name}' hides what is read; name every field")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise NodeDefinitionError(f"{cls.__name__}.run: fields are passed by name; remove the '/'")
         if parameter.name not in hints:
             raise NodeDefinitionError(f"{cls.__name__}.run: '{parameter.name}' has no type hint")
         ports[parameter.name] = port_of(parameter.name, hints[parameter.name], f"{cls.__name__}.run")
@@ -70,7 +73,14 @@ def write_ports(cls: type[Any]) -> tuple[dict[str, Port], bool]:
     hints = _hints(out, cls)
     names = list(hints)
     expands = bool(names) and hints[names[0]] is Rows
-    return {n: port_of(n, hints[n], f"{cls.__name__}.Out") for n in names[expands:]}, expands
+    ports = {name: port_of(name, hints[name], f"{cls.__name__}.Out") for name in names[expands:]}
+    for name, port in ports.items():
+        if port.many or port.optional:
+            raise NodeDefinitionError(
+                f"{cls.__name__}.Out: '{name}' is one field that is always written; hint it as {port.type}, without "
+                f"{'list' if port.many else 'None'}"
+            )
+    return ports, expands
 
 
 def _hints(target: Any, cls: type[Any]) -> Mapping[str, Any]:

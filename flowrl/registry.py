@@ -13,18 +13,23 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import linecache
 import os
 import sys
 import traceback
 import types
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pydantic
+from pydantic import ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
-from flowrl.errors import NodeDefinitionError, nearest
+from flowrl.errors import NodeDefinitionError, closest, nearest
+from flowrl.model import default_values
 from flowrl.node import Node
 
 LIBRARY = "flowrl.nodes"
@@ -71,6 +76,8 @@ class NodeRef:
             raise BrokenNode(f"{_place(found)}{self.name}: {fact}") from error
         except PydanticUserError as error:
             raise BrokenNode(f"{_place(found)}{self.name}: {_first_line(error)}") from error
+        if fault := _unwritable(found):
+            raise BrokenNode(f"{_place(found)}{self.name}: {fault}")
         return found
 
     def imported(self) -> types.ModuleType:
@@ -128,6 +135,31 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
+def _unwritable(cls: type[Node]) -> str:
+    """Which parameter has a name or a default that YAML cannot hold; the resolved document shows all of them."""
+    for name, field in cls.model_fields.items():
+        if field.alias is not None or field.validation_alias is not None:
+            return f"parameter '{name}' has an alias; give the parameter itself that name"
+    defaults: dict[str, Any] = {}
+    text = "{}"
+    for name in cls.model_fields:
+        try:
+            defaults |= {one: value for one, value in default_values(cls, name).items() if value is not None}
+            text = json.dumps(defaults)
+        except Exception as error:  # of a user's type, serializer or default factory
+            return f"the default of parameter '{name}' has no form in YAML: {_first_line(error)}"
+    try:
+        cls.model_validate_json(text)
+    except ValidationError as error:
+        for one in error.errors():
+            required = one["type"] == "missing" and len(one["loc"]) == 1
+            if one["loc"] and not required:  # without a place it is about several parameters
+                return f"the default of '{'.'.join(map(str, one['loc']))}' is wrong: {one['msg']}, not {one['input']!r}"
+    except Exception:  # a validator's own; told where the node is bound
+        return ""
+    return ""
+
+
 def node_classes(module: types.ModuleType) -> list[str]:
     """Names of the node classes that a module defines, or imports from elsewhere."""
     return [
@@ -165,6 +197,12 @@ def _without_class(use: str, folder: Path) -> str:
     return f"'{use}' names a file and no class in it: write {example}; {known}"
 
 
+@cache
+def _added() -> tuple[importlib.metadata.EntryPoint, ...]:
+    """What other packages add to the library; read once, for all their metadata is searched."""
+    return tuple(importlib.metadata.entry_points(group=LIBRARY))
+
+
 def library_names() -> list[str]:
     """Names of all library nodes, those of third parties included."""
     root = Path(__file__).parent / "nodes"
@@ -172,7 +210,7 @@ def library_names() -> list[str]:
     ours = [
         f"{path.parent.name}.{path.stem}" for path in files if not str(path).startswith("_") and path.stem[0] != "_"
     ]
-    return sorted(ours + [entry.name for entry in importlib.metadata.entry_points(group=LIBRARY)])
+    return sorted(ours + [entry.name for entry in _added()])
 
 
 def shipped_models() -> list[str]:
@@ -182,13 +220,26 @@ def shipped_models() -> list[str]:
 
 def _library(use: str) -> NodeRef:
     family, dot, stem = use.partition(".")
+    module, _, name = use.rpartition(".")
     path = Path(__file__).parent / "nodes" / family / f"{stem}.py"
     if dot and family.isidentifier() and stem.isidentifier() and "_" not in (family[0], stem[0]) and path.is_file():
         return NodeRef(use, f"{LIBRARY}.{family}.{stem}", "".join(part.capitalize() for part in stem.split("_")))
-    for entry in importlib.metadata.entry_points(group=LIBRARY):
+    for entry in _added():
         if entry.name == use:
             return NodeRef(use, entry.module, entry.attr)
-    raise UnknownNode(f"no library node is called '{use}'; {nearest(use, library_names())}")
+    near, names = f"did you mean '{module}:{name}'?", library_names()
+    near = near if not closest(use, names) and _is_module(module) else nearest(use, names)
+    raise UnknownNode(f"no library node is called '{use}'; {near}")
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python finds a module of that name; nothing of it is run but the packages that it lies in."""
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except Exception:  # of a package that cannot be imported
+        return False
 
 
 def _from_file(use: str, path: Path, shown: str, name: str) -> NodeRef:

@@ -22,7 +22,7 @@ class Arithmetic(DataSet):
     """Kind of data set."""
     size: int = Field(default=4096, ge=1)
     """Number of rows."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Which sums; another seed gives another sample."""
     low: int = Field(default=0, ge=0)
     """Smallest summand."""
@@ -32,19 +32,21 @@ class Arithmetic(DataSet):
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:
         if self.low >= self.high:
-            raise SettingError("low", f"low ({self.low}) must be below high ({self.high})")
+            raise SettingError(("low", "high"), f"low ({self.low}) must be below high ({self.high})")
         return self
 
     def columns(self) -> dict[str, FieldType]:
         """Prompt, answer and the name of the source."""
         return {name: FieldType("Prompt", "str") for name in ("prompt", "answer", "data_source")}
 
-    def problems(self, place: Callable[[str], Place], num_needed: int = 1) -> list[Problem]:
+    def problems(
+        self, place: Callable[[str], Place], num_needed: int = 1, lower: str = "batch.prompts"
+    ) -> list[Problem]:
         """Too few rows for a batch."""
         if self.size >= num_needed:
             return []
         fact = f"{num_needed} prompts are needed at once, but the data set has {self.size}"
-        return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower batch.prompts")]
+        return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower {lower}")]
 
     def load(self) -> list[Row]:
         """All sums, the same for the same settings on every machine."""

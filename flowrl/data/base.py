@@ -30,10 +30,13 @@ class DataSet(Settings, ABC):
         """The fields that the rows give, all on the axis `Prompt`."""
 
     @abstractmethod
-    def problems(self, place: Callable[[str], Place], num_needed: int = 1) -> list[Problem]:
+    def problems(
+        self, place: Callable[[str], Place], num_needed: int = 1, lower: str = "batch.prompts"
+    ) -> list[Problem]:
         """What can be found wrong without reading everything; `place` says where a key of the set stands.
 
-        `num_needed` is the least number of rows: a batch must not hold the same row twice.
+        `num_needed` is the least number of rows: a batch must not hold the same row twice. `lower` names the settings
+        that it follows from.
         """
 
     @abstractmethod

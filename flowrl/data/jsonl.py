@@ -52,7 +52,9 @@ class Jsonl(DataSet):
             return {}
         return {name: FieldType("Prompt", dtype) for name, dtype in _declare(lines).items()}
 
-    def problems(self, place: Callable[[str], Place], num_needed: int = 1) -> list[Problem]:
+    def problems(
+        self, place: Callable[[str], Place], num_needed: int = 1, lower: str = "batch.prompts"
+    ) -> list[Problem]:
         """A missing file, bad lines among the first, too few rows for a batch."""
         try:
             lines = list(itertools.islice(self._lines(), min(max(num_needed, NUM_FIRST_ROWS), sys.maxsize)))
@@ -65,7 +67,7 @@ class Jsonl(DataSet):
         found = self._bad_lines(lines[:NUM_FIRST_ROWS], _declare(lines[:NUM_FIRST_ROWS]))
         if not found and len(lines) < num_needed:
             fact = f"{num_needed} prompts are needed at once, but '{self.path}' has {len(lines)}"
-            return [Problem(BAD_DATA, place("path"), fact, "add rows, or lower batch.prompts")]
+            return [Problem(BAD_DATA, place("path"), fact, f"add rows, or lower {lower}")]
         return found
 
     def load(self) -> list[Row]:

@@ -8,8 +8,10 @@ from typing import Any
 
 from flowrl.metrics import Failure, Metric
 from flowrl.model import ModelSpec
+from flowrl.node import Node
 from flowrl.registry import NodeRef
 from flowrl.rows import Rows
+from flowrl.spec.strict import validated
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class NodeSetup:
     def fields_read(self) -> tuple[str, ...]:
         """The fields of all its input ports, each once."""
         return tuple(dict.fromkeys(field for fields in self.reads.values() for field in fields))
+
+    def made(self) -> Node:
+        """The node, from its parameters as the document has them."""
+        node = validated(self.ref.load(), dict(self.params))
+        assert isinstance(node, Node)
+        return node
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Scorer:
         if can_kill:
             self._start()
         else:
-            self._node = spec.ref.load()(**spec.params)
+            self._node = spec.made()
             self._node.setup(self._context)
 
     def score(self, inputs: Batch) -> list[Column[Any]]:
@@ -199,7 +199,7 @@ def _start_child(spec: NodeSetup, context: Context, row: Any, since: Any) -> Non
     threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
     _child.update(reads=spec.reads, row=row, since=since)
     try:
-        _child["node"] = spec.ref.load()(**spec.params)
+        _child["node"] = spec.made()
         _child["node"].setup(context)
     except Exception as error:
         _child["error"] = failure_of((), error)  # pebble would end the process and keep the reason to itself

@@ -37,7 +37,7 @@ class Worker:
     def load(self) -> None:
         """Make every node and let it load what it needs."""
         for spec in self.setup.nodes:
-            node = spec.ref.load()(**spec.params)
+            node = spec.made()
             if node.scores_alone(spec.on_error):
                 self.scorers[spec.name] = Scorer(spec, self.context(spec), self.setup.can_kill)
             else:

@@ -43,6 +43,8 @@ class BoundNode:
     """Port to field."""
     demands: frozenset[str] = frozenset()
     """Optional ports that its settings need."""
+    switched_off: frozenset[str] = frozenset()
+    """Optional ports that its settings do not read."""
 
     @property
     def pool(self) -> str:
@@ -116,7 +118,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
             node, wrong, more = repair(
                 found.cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes()
             )
-            needs = node.needs() if node is not None else {}
+            needs = _needs(node) if node is not None else {}
         except Exception as error:  # what a user's class raises when it is made is a mistake like any other
             problems.append(raised(name, found.cls, error, reading))
             continue
@@ -124,7 +126,8 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         broken |= more - {("nodes", name, key) for key in spec.model_fields_set}
         # What a wrong setting would have asked for is not known.
         demands = frozenset() if wrong else frozenset(port for port, wanted in needs.items() if wanted)
-        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands)
+        off = frozenset(port for port, wanted in needs.items() if not wanted)
+        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off)
         nodes[name], wrong = _connect(bare, reading, broken)
         problems += wrong
     return Bound(nodes, tuple(problems), _unresolved(nodes, reading, broken), frozenset(broken))
@@ -135,6 +138,17 @@ def raised(name: str, cls: type[Node], error: Exception, reading: Reading) -> Pr
     said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return Problem("FR014", reading.place(("nodes", name, "use")), f"nodes.{name}: {cls.__name__} raised {said}",
                    "correct the class: settings that it cannot take are a ValueError of a validator")  # fmt: skip
+
+
+def _needs(node: Node) -> dict[str, bool]:
+    """What `needs` answers. Raises `TypeError` for what is no answer."""
+    needs = node.needs()
+    optional = {name for name, port in node.input_ports.items() if port.optional}
+    if not isinstance(needs, dict) or any(not isinstance(wanted, bool) for wanted in needs.values()):
+        raise TypeError(f"needs() must return a dictionary of optional ports and true or false, not {needs!r}")
+    if lost := sorted(map(str, needs.keys() - optional)):
+        raise TypeError(f"needs() names '{lost[0]}', which is no optional port of run")
+    return needs
 
 
 def _unresolved(nodes: Mapping[str, BoundNode], reading: Reading, broken: Collection[Path_]) -> frozenset[str]:
@@ -190,9 +204,13 @@ def _connect(node: BoundNode, reading: Reading, broken: Collection[Path_]) -> tu
         return ("nodes", name, side) in broken or ("nodes", name, side, port) in broken
 
     reads = {}
-    for port_name, port in (node.node.active_ports() if node.node else cls.input_ports).items():
+    for port_name, port in cls.input_ports.items():
         asked = spec.reads.get(port_name, port_name)
-        if unclear("reads", port_name) or (port_name == asked and not spec.reads.keys() <= cls.input_ports.keys()):
+        if (
+            port_name in node.switched_off
+            or unclear("reads", port_name)
+            or (port_name == asked and not spec.reads.keys() <= cls.input_ports.keys())
+        ):
             continue  # perhaps the port that a misspelt one stands for
         if isinstance(asked, list) and not (port.many and asked):
             place = reading.place(("nodes", name, "reads", port_name))

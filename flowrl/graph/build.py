@@ -119,7 +119,7 @@ def build(nodes: Mapping[str, BoundNode], columns: Mapping[str, FieldType]) -> G
     """The graph of these nodes over the columns of the training data.
 
     Mistakes are not judged here: of two writers the first counts, a field that nobody writes has no edge. An optional
-    port is bound when its field is written.
+    port is bound when another node writes its field, and when the user names its field by hand.
     """
     writers: dict[str, tuple[str, FieldType]] = {name: (DATA, type_) for name, type_ in columns.items()}
     for name, node in nodes.items():
@@ -180,10 +180,13 @@ def upstream(sources: Mapping[str, Iterable[str]], names: Iterable[str]) -> set[
     return found
 
 
-def _without_unwritten(node: BoundNode, writers: Mapping[str, object]) -> BoundNode:
+def _without_unwritten(node: BoundNode, writers: Mapping[str, tuple[str, FieldType]]) -> BoundNode:
+    asked = node.demands | node.spec.reads.keys()
     kept = {
         port: fields
         for port, fields in node.reads.items()
-        if port in node.demands or not node.cls.input_ports[port].optional or any(f in writers for f in fields)
+        if port in asked
+        or not node.cls.input_ports[port].optional
+        or any(field in writers and writers[field][0] != node.name for field in fields)
     }
     return replace(node, reads=kept)

@@ -94,7 +94,7 @@ def _settings(node: BoundNode) -> dict[str, Any]:
     assert node.node is not None, "the plan was checked"
     engine = {key: value for key, value in node.spec.model_dump().items() if key not in node.spec.params}
     reads = {port: fields[0] if len(fields) == 1 else list(fields) for port, fields in node.reads.items()}
-    return {**engine, "reads": reads, "writes": dict(node.writes), **node.node.model_dump()}
+    return {**engine, "reads": reads, "writes": dict(node.writes), **node.node.model_dump(mode="json")}
 
 
 def _edges(plan: Plan) -> set[str]:

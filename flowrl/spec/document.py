@@ -13,8 +13,17 @@ from flowrl.data.arithmetic import Arithmetic
 from flowrl.data.jsonl import Jsonl
 from flowrl.model import ModelSpec, OptimizerSpec, SettingError, Settings
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=80)]
+_NAME, _PIPELINE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$", r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+PATTERNS: Mapping[str, str] = {
+    _NAME: "begin with a letter or _, and go on with letters, digits, _ and -",
+    _PIPELINE_NAME: "begin with a letter, a digit or _, and go on with letters, digits, ., _ and -",
+}
+"""What to write for a value that must match one of the document's patterns."""
+
+Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=80)]
 """Name of a model, data set, pool or node: no dots, for `--set` and metric names use those."""
+FieldName = Annotated[str, StringConstraints(min_length=1)]
+"""Name of a field: a node's output, or a column of the data, which may be called anything."""
 
 
 class BatchSpec(Settings):
@@ -47,7 +56,10 @@ class PoolSpec(Settings):
         own = PoolSpec.model_construct(shares=self.shares)
         if self.shares is not None and self != own:
             fact = f"a pool that shares '{self.shares}' uses its workers and takes no other setting"
-            raise SettingError("shares", fact, "remove the others, or for workers of its own write shares: null")
+            others = [key for key in PoolSpec.model_fields if getattr(self, key) != getattr(own, key)]
+            raise SettingError(
+                ("shares", *others), fact, "remove the others, or for workers of its own write shares: null"
+            )
         return self
 
 
@@ -62,9 +74,9 @@ class NodeSpec(Settings):
     """Name of the model whose weights the node uses."""
     pool: str | None = None
     """Name of the pool it runs on; null is the built-in CPU pool."""
-    reads: dict[str, str | list[str]] = Field(default_factory=dict)
+    reads: dict[str, FieldName | list[FieldName]] = Field(default_factory=dict)
     """Field that a port reads, where it is not the field of the port's name; a list port takes several."""
-    writes: dict[str, str] = Field(default_factory=dict)
+    writes: dict[str, FieldName] = Field(default_factory=dict)
     """Field that an output is written to, where it is not the field of the output's name."""
     every: int = Field(default=1, ge=1)
     """Run in every so many-th step."""
@@ -125,7 +137,7 @@ class RunSpec(Settings):
 
     steps: int = Field(default=100, ge=1)
     """Training steps."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Everything drawn by chance follows from it."""
     dir: str = Field(default="runs", min_length=1)
     """Folder for run folders, relative to where the command is given."""
@@ -184,7 +196,7 @@ class Document(Settings):
 
     flowrl: int = Field(ge=1, le=1)
     """Version of the document's format."""
-    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)
+    name: str = Field(pattern=_PIPELINE_NAME, max_length=100)
     """Name of the pipeline; run folders are named after it."""
     params: dict[Name, Any] = Field(default_factory=dict)
     """Values that `$name` stands for elsewhere in the document."""
@@ -208,6 +220,17 @@ class Document(Settings):
     """Trackers beside the run folder, one or a list."""
     checkpoint: CheckpointSpec | None = None
     """Checkpoints; null saves none."""
+
+    @property
+    def decides_prompts_in_flight(self) -> str:
+        """The settings to lower where there are fewer prompts."""
+        schedule = self.schedule
+        if isinstance(schedule, SyncSchedule):
+            return "batch.prompts"
+        if schedule.max_in_flight:
+            return "schedule.max_in_flight, and with it batch.prompts"
+        fewest = min(("warmup_batches", "max_staleness"), key=lambda key: int(getattr(schedule, key)))
+        return f"batch.prompts or schedule.{fewest}" if getattr(schedule, fewest) else "batch.prompts"
 
     @property
     def prompts_in_flight(self) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowrl.errors import nearest
 from flowrl.spec import codes
+from flowrl.spec.document import PATTERNS
 from flowrl.spec.scalars import resolve, write
 from flowrl.spec.tree import Path_, dotted
 
@@ -49,8 +49,15 @@ _LENGTHS = {
 }
 """Whether the lower limit is missed, and what is counted."""
 _LIMIT_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+_CHOICES = ("literal_error", "enum", "union_tag_invalid")
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _QUOTED = ("true", "false", "True", "False", "TRUE", "FALSE")
 _TRUE, _FALSE = {"yes", "on", "y", "1", "true"}, {"no", "off", "n", "0", "false"}
+
+
+def belongs_elsewhere(key: str, known: Collection[str], homes: Mapping[str, str]) -> bool:
+    """Whether an unknown key is one of another section, and not the singular or the plural of one of this."""
+    return key in homes and all(one.rstrip("s") != key.rstrip("s") for one in known)
 
 
 def unknown_key(path: Path_, known: Collection[str], homes: Mapping[str, str]) -> Said:
@@ -60,17 +67,18 @@ def unknown_key(path: Path_, known: Collection[str], homes: Mapping[str, str]) -
     if path[0] == "schedule" and homes.get(key, "").startswith("a schedule"):
         unused = f"the chosen schedule does not use '{key}', which belongs in {homes[key]}"
         return Said(codes.UNUSED_KEY, unused, f"remove `{key}:`, or choose the mode that it belongs to")
-    if not difflib.get_close_matches(key, known, n=1, cutoff=0.6) and key in homes:
+    if belongs_elsewhere(key, known, homes):
         return Said(codes.UNKNOWN_KEY, fact, f"'{key}' belongs in {homes[key]}")
     return Said(codes.UNKNOWN_KEY, fact, nearest(key, known))
 
 
-def missing_key(path: Path_) -> Said:
-    """A required key that is not there."""
+def missing_key(path: Path_, nullable: bool = False) -> Said:
+    """A required key that is not there, or that is null where null is `nullable`, a value like others."""
     where = dotted(path[:-1]) or "the document"
     if isinstance(path[-1], int):
         return Said(codes.WRONG_TYPE, f"{where} is too short: item {path[-1] + 1} is missing")
-    return Said(codes.MISSING_KEY, f"{where} lacks the key '{path[-1]}'", f"add `{path[-1]}: ...`")
+    fix = f"add `{path[-1]}: ...`" + " with a value; null counts as left out" * nullable
+    return Said(codes.MISSING_KEY, f"{where} lacks the key '{path[-1]}'", fix)
 
 
 def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any, default: str = "") -> Said:
@@ -88,18 +96,23 @@ def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said
     if all(kind in _EXPECTED for kind in kinds):
         expected = " or ".join(dict.fromkeys(_EXPECTED[kind] for kind in kinds))
         return Said(codes.WRONG_TYPE, f"{name} must be {expected}, not {shown}", _type_fix(kinds, value))
+    needs = list(dict.fromkeys(need for error in errors for need in _needed(error)))
+    if len(errors) > 1 and needs:
+        close = nearest(str(value), needs)
+        fix = _type_fix(kinds, value) or close * ("did you mean" in close)
+        return Said(codes.NOT_ALLOWED, f"{name} must be {_listed(needs)}, not {shown}", fix)
     error = errors[0]
     kind, context = error["type"], error.get("ctx", {})
     if kind in _LIMITS:
-        (word, fix), limit = _LIMITS[kind], f"{context[_LIMIT_KEYS[kind]]:g}"
+        (word, fix), limit = _LIMITS[kind], _limit(context, kind)
         return Said(codes.NOT_ALLOWED, f"{name} must be {word} {limit}, not {shown}", f"write {fix.format(limit)}")
     if kind == "finite_number":
         return Said(codes.NOT_ALLOWED, f"{name} must be a finite number, not {shown}", "write a number in digits")
-    if kind in ("literal_error", "union_tag_invalid"):
+    if kind in _CHOICES:
         return _not_listed(context.get("expected", "") or context.get("expected_tags", ""), path, value)
     if kind == "string_pattern_mismatch":
         fact = f"{name} must match {context['pattern']}, which {shown} does not"
-        return Said(codes.NOT_ALLOWED, fact, "use letters, digits, _ and - only")
+        return Said(codes.NOT_ALLOWED, fact, PATTERNS.get(context["pattern"], ""))
     if kind in ("value_error", "assertion_error"):
         cause = context.get("error", error["msg"])
         return Said(codes.NOT_ALLOWED, f"{name}: {cause}", getattr(cause, "fix", ""))
@@ -110,10 +123,36 @@ def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said
     return Said(codes.NOT_ALLOWED, f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}")
 
 
+def _needed(error: Mapping[str, Any]) -> list[str]:
+    """What one branch of a union takes; nothing where that is not said in few words."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _LIMITS:
+        return [f"{_LIMITS[kind][0]} {_limit(context, kind)}"]
+    if kind in ("literal_error", "enum"):
+        return list(_choices(context["expected"]))
+    return ["true", "false"] if kind == "bool_type" else [_EXPECTED[kind]] if kind in _EXPECTED else []
+
+
+def _limit(context: Mapping[str, Any], kind: str) -> str:
+    limit = context[_LIMIT_KEYS[kind]]
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _choices(expected: str) -> Iterator[str]:
+    """The values that Pydantic lists, in YAML."""
+    for text, other in re.findall(r"'([^']*)'|([^\s,']+)", expected):
+        if other != "or":
+            yield _CONSTANTS.get(other, other) if other else text if isinstance(resolve(text), str) else f'"{text}"'
+
+
+def _listed(allowed: Sequence[str]) -> str:
+    return ", ".join(allowed[:-1]) + " or " * (len(allowed) > 1) + "".join(allowed[-1:])
+
+
 def _not_listed(expected: str, path: Path_, value: Any) -> Said:
     data_type = path[:1] == ("data",) and path[-1] == "type"
-    allowed = re.findall(r"'([^']*)'", expected)
-    listed = ", ".join(allowed[:-1]) + " or " * (len(allowed) > 1) + allowed[-1] if allowed else expected
+    allowed = list(_choices(expected))
+    listed = _listed(allowed) or expected
     fact = f"{dotted(path)} must be {listed}, not {write(value)}"
     close = nearest(str(value), allowed)
     return Said(codes.UNKNOWN_DATA if data_type else codes.NOT_ALLOWED, fact, close if "did you mean" in close else "")

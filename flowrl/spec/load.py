@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
+from pydantic import BaseModel
 
 from flowrl.errors import Place, Problem, nearest
 from flowrl.spec import codes
-from flowrl.spec.scalars import is_date, resolve
+from flowrl.spec.scalars import MOST_BITS, Scalar, is_date, resolve
 from flowrl.spec.tree import Entry, Path_, Source, Span, Tree, dotted
 
 # Far above any pipeline; a recursive or exploding alias ends here.
@@ -56,10 +58,10 @@ def shipped_pipelines() -> list[str]:
 def found_file(path: Path) -> Path:
     """The file itself, or the shipped pipeline of that name where there is no such file: `grpo_sync`."""
     name = path.name
-    return SHIPPED / f"{name}.yaml" if not path.exists() and name in shipped_pipelines() else path
+    return SHIPPED / f"{name}.yaml" if not path.is_file() and name in shipped_pipelines() else path
 
 
-def load_file(path: Path, shown: str) -> Loaded:
+def load_file(path: Path, shown: str, layer: int = 0) -> Loaded:
     """The file at `path`, which the user calls `shown`; its top level must be a mapping."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -68,7 +70,7 @@ def load_file(path: Path, shown: str) -> Loaded:
         return Loaded(None, [Problem(codes.UNREADABLE, Place(shown), fact, "save the file as UTF-8")])
     except OSError as error:
         return Loaded(None, [Problem(codes.UNREADABLE, Place(shown), *unreadable(path, shown, error))])
-    source = Source(shown, text.splitlines(), path.parent)
+    source = Source(shown, text.splitlines(), path.parent, layer)
     tree, problems = load_text(text, source)
     if tree is not None and not isinstance(tree.value, dict):
         what = "empty" if tree.value is None else "a list" if isinstance(tree.value, tuple) else "a single value"
@@ -78,13 +80,17 @@ def load_file(path: Path, shown: str) -> Loaded:
     return Loaded(tree, problems)
 
 
+def _may_be_meant(other: Path, path: Path) -> bool:
+    return other.suffix == path.suffix and other != path and other.is_file()
+
+
 def unreadable(path: Path, shown: str, error: OSError) -> tuple[str, str]:
     """Fact and fix for a file that cannot be read."""
     try:
-        siblings = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix and other != path]
+        siblings = [other.name for other in path.parent.iterdir() if _may_be_meant(other, path)]
     except OSError:
         siblings = []
-    siblings += shipped_pipelines() if not path.suffix else []
+    siblings += shipped_pipelines() if path.suffix in ("", ".yaml", ".yml") else []
     return f"cannot read '{shown}': {error.strerror or error}", nearest(path.name, siblings)
 
 
@@ -106,8 +112,12 @@ def load_text(text: str, source: Source) -> Loaded:
     try:
         return Loaded(builder.tree(node, ()), builder.problems)
     except _TooLarge:
-        fact = f"the document unfolds to more than {MAX_VALUES} values or {MAX_DEPTH} levels: an alias holds itself?"
-        return Loaded(None, [Problem(codes.REFUSED_YAML, Span(source).place(), fact, "write the values out")])
+        return Loaded(None, [_too_large(Span(source), "an alias")])
+
+
+def _too_large(span: Span, what: str) -> Problem:
+    fact = f"the document unfolds to more than {MAX_VALUES} values or {MAX_DEPTH} levels: {what} holds itself?"
+    return Problem(codes.REFUSED_YAML, span.place(), fact, "write the values out")
 
 
 def _character_problem(text: str, position: int, source: Source) -> Problem:
@@ -217,17 +227,51 @@ _QUOTED = frozenset("'\"|>")
 def from_python(value: Any, span: Span, path: Path_ = ()) -> Loaded:
     """The same tree from dicts and lists of Python, for the Python API; all values stand at `span`."""
     problems: list[Problem] = []
+    num_values = 0
 
     def build(value: Any, path: Path_) -> Tree:
+        nonlocal num_values
+        num_values += 1
+        if num_values > MAX_VALUES or len(path) > MAX_DEPTH:
+            raise _TooLarge
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json", exclude_unset=True)
         if isinstance(value, Mapping):
             wrong = [key for key in value if not isinstance(key, str)]
             problems.extend(
                 Problem(codes.REFUSED_YAML, span.place(path), f"the key {key!r} is not a string") for key in wrong
             )
-            names = [key for key in value if isinstance(key, str)]
-            return Tree({name: Entry(span, build(value[name], (*path, name))) for name in names}, span)
-        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            parts = {str.__str__(key): item for key, item in value.items() if isinstance(key, str)}
+            return Tree({name: Entry(span, build(item, (*path, name))) for name, item in parts.items()}, span)
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview, range)):
             return Tree(tuple(build(item, (*path, number)) for number, item in enumerate(value)), span)
-        return Tree(value, span)
+        scalar = _scalar(value)
+        if scalar is not None or value is None:
+            return Tree(scalar, span)
+        kind = type(value).__name__
+        fact = f"{dotted(path) or 'the document'} is of type {kind}, which YAML has no form for"
+        fix = "give a string, a number, a boolean, None, a list or a mapping"
+        problems.append(Problem(codes.REFUSED_YAML, span.place(path), fact, fix))
+        return Tree(f"a {kind}", span)
 
-    return Loaded(build(value, path), problems)
+    try:
+        return Loaded(build(value, path), problems)
+    except _TooLarge:
+        return Loaded(None, [_too_large(span, "a value")])
+
+
+def _scalar(value: Any) -> Scalar:
+    """A value of Python as a plain scalar, paths, enumerations and numpy's numbers included; None where it is none."""
+    if isinstance(value, Enum):
+        value = value.value
+    elif type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, (bool, type(None))):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value) if value.bit_length() < MOST_BITS else None
+    return float(value) if isinstance(value, float) else None

@@ -59,7 +59,11 @@ def with_bases(loaded: Loaded, visited: set[Path], shown: list[str]) -> Loaded:
     found = _base_file(base.tree, visited, shown)
     if isinstance(found, Problem):
         return Loaded(tree, [*problems, found])
-    below = with_bases(load_file(found.path, found.shown), visited | {found.path.resolve()}, [*shown, found.shown])
+    below = with_bases(
+        load_file(found.path, found.shown, tree.span.source.layer - 1),
+        visited | {found.path.resolve()},
+        [*shown, found.shown],
+    )
     return Loaded(tree if below.tree is None else merge(below.tree, tree), below.problems + problems)
 
 
@@ -102,7 +106,7 @@ def _base_file(tree: Tree, visited: set[Path], seen: list[str]) -> _Base | Probl
 
 def overlay(arguments: Sequence[str], base: Tree) -> Loaded:
     """All `--set` arguments as one tree to lay on `base`; later arguments win over earlier ones."""
-    span = Span(Source("--set"))
+    span = Span(Source("--set", layer=1))
     tree = Tree({}, span)
     problems: list[Problem] = []
     for argument in arguments:
@@ -111,6 +115,10 @@ def overlay(arguments: Sequence[str], base: Tree) -> Loaded:
             problems.append(one)
             continue
         path, value = one
+        if path[0] == "extends":
+            fact, fix = "extends cannot be set: it is read from files only", "name the other file, or write it in one"
+            problems.append(Problem(codes.BAD_SET, value.span.place(("extends",)), fact, fix))
+            continue
         blocked = _blocked(base, path, value.span, argument) or _blocked(tree, path, value.span, argument)
         if blocked is not None:
             problems.append(blocked)
@@ -122,7 +130,7 @@ def overlay(arguments: Sequence[str], base: Tree) -> Loaded:
 def _parse(argument: str) -> tuple[list[str], Tree] | Problem:
     """Path and value of `a.b.c=value`. The value keeps its column in the argument."""
     key, equals, text = argument.partition("=")
-    source = Source("--set", argument.splitlines() or [""], Path.cwd())
+    source = Source("--set", argument.splitlines() or [""], Path.cwd(), layer=1)
     place = Span(source, 1, 1, max(len(argument), 1)).place()
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import Place, Problem
+from flowrl.errors import Place, Problem, closest
 from flowrl.spec import codes
 from flowrl.spec.document import Document, homes
 from flowrl.spec.load import Loaded, found_file, from_python, load_file
@@ -102,14 +102,15 @@ def _read(loaded: Loaded, shown: str, path: Path, sets: Sequence[str]) -> Readin
     substitution = Substitution(tree)
     tree = _anchored(without_nulls(substitution.tree))
     resolved = plain(tree)
-    partly = incomplete(problems)
+    misspelt = any(closest(name, {"extends", *Document.model_fields}) == "extends" for name in resolved)
+    partly = misspelt or incomplete(problems)
 
     def place(path: Path_, key: bool = False) -> Place:
         # A key missing at the top has no line to show.
         return locate(tree, path, key).place(path) if path else Place(shown)
 
     document, wrong, broken = repair(
-        Document, resolved, place, homes=homes(), broken=substitution.broken, stand_ins=_STAND_INS
+        Document, resolved, place, known=("extends",), homes=homes(), broken=substitution.broken, stand_ins=_STAND_INS
     )
     problems = [*problems, *more, *substitution.problems, *wrong]
     if partly:
@@ -165,7 +166,8 @@ def _data_problems(reading: Reading) -> list[Problem]:
             return reading.place(("data", name, key))
 
         sized = name == "train" and not any(map(reading.is_broken, (("batch", "prompts"), ("schedule",))))
-        found += data.problems(place, reading.document.prompts_in_flight if sized else 1)
+        document = reading.document
+        found += data.problems(place, document.prompts_in_flight if sized else 1, document.decides_prompts_in_flight)
     return found
 
 

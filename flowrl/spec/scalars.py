@@ -21,7 +21,9 @@ _CONSTANTS: dict[str, Scalar] = {
 }
 # Python refuses to parse more than 4,300 digits.
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,4000}")
-_OTHER_BASE = re.compile(r"0o[0-7]{1,4000}|0x[0-9a-fA-F]{1,4000}")
+MOST_BITS = 14_000
+"""Of a whole number that can be written in decimal."""
+_OTHER_BASE = re.compile(r"0o[0-7]{1,4000}|0x[0-9a-fA-F]{1,3500}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?")
 
@@ -52,7 +54,10 @@ def write(value: object) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    return number(value) if isinstance(value, (bool, int, float)) or value is None else f"a {type(value).__name__}"
+    if not isinstance(value, (bool, int, float)) and value is not None:
+        return f"a {type(value).__name__}"
+    digits = number(value)
+    return digits if len(digits) <= 60 else f"{digits[:57]}..."
 
 
 def number(value: float | bool | None) -> str:
@@ -61,6 +66,8 @@ def number(value: float | bool | None) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int):
+        return repr(value) if value.bit_length() < MOST_BITS else hex(value)
     if math.isnan(value):
         return ".nan"
     if math.isinf(value):

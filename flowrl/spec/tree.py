@@ -22,6 +22,8 @@ class Source:
     lines: Sequence[str] = ()
     folder: Path = Path()
     """Relative paths written in this source start here."""
+    layer: int = 0
+    """That of the file which the user named; what it extends lies below, and `--set` above it."""
 
 
 class Span(NamedTuple):
@@ -35,7 +37,8 @@ class Span(NamedTuple):
     def place(self, path: Sequence[str | int] = ()) -> Place:
         """The same for messages; `path` is the place in the document."""
         text = self.source.lines[self.line - 1] if 0 < self.line <= len(self.source.lines) else ""
-        return Place(self.source.file, self.line, self.column, self.length, text, dotted(path))
+        source = self.source
+        return Place(source.file, self.line, self.column, self.length, text, dotted(path), source.layer)
 
 
 class Entry(NamedTuple):

@@ -6,7 +6,6 @@ right can be checked further.
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
@@ -15,10 +14,11 @@ from typing import Annotated, Any, NamedTuple, Protocol, Union, get_args, get_or
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from flowrl.errors import Place, Problem
+from flowrl.errors import Place, Problem, closest
 from flowrl.model import SettingError
-from flowrl.spec.facts import Said, missing_key, unknown_key, wrong_value
+from flowrl.spec.facts import Said, belongs_elsewhere, missing_key, unknown_key, wrong_value
 from flowrl.spec.scalars import number
+from flowrl.spec.strict import validated
 from flowrl.spec.tree import Path_
 
 
@@ -55,7 +55,7 @@ def repair(
     `stand_ins` gives values for required keys that are missing, so that a document without them can be checked further.
     """
     try:
-        return Repaired(model.model_validate(data), [], frozenset(broken))
+        return Repaired(validated(model, data), [], frozenset(broken))
     except ValidationError:
         pass  # told below, one by one
     work = _Repair(model, data, path, place, tuple(known), homes or {}, broken, stand_ins or {})
@@ -87,7 +87,7 @@ class _Repair:
     def run(self) -> BaseModel | None:
         while self.data is not None:
             try:
-                return self.model.model_validate(self.data)
+                return validated(self.model, self.data)
             except ValidationError as error:
                 self.handle(error.errors(include_url=False))
         return None
@@ -95,7 +95,7 @@ class _Repair:
     def handle(self, errors: list[ErrorDetails]) -> None:
         found: dict[Path_, list[ErrorDetails]] = {}
         for error in errors:
-            found.setdefault(_real_path(error, self.data), []).append(error)
+            found.setdefault(self.at_last_written(_real_path(error, self.data), error), []).append(error)
         found = {path: group for path, group in found.items() if not self.made_tuple(path, group)}
         # The branches of a union report at the value and inside it; what is inside says more.
         outer = {path[:length] for path in found for length in range(len(path))}
@@ -107,6 +107,14 @@ class _Repair:
             self.report(path, group)
         for path, group in sorted(inner.items(), key=lambda one: len(one[0]), reverse=True):
             self.drop(path, group[0]["type"])
+
+    def at_last_written(self, path: Path_, error: ErrorDetails) -> Path_:
+        """The path of values that do not go together, led on to the one that was written last."""
+        cause, section = error.get("ctx", {}).get("error"), _value_at(self.data, path)
+        if not isinstance(cause, SettingError) or not isinstance(section, dict):
+            return path
+        there = [(*path, key) for key in cause.keys if key in section]
+        return max(there, key=lambda one: self.place(self.path + one).layer, default=path)
 
     def made_tuple(self, path: Path_, errors: list[ErrorDetails]) -> bool:
         """Whether a list stood where a tuple is asked for; YAML has no other way to write one, so it becomes one."""
@@ -124,14 +132,15 @@ class _Repair:
         if full in self.above or any(full[:length] in self.broken for length in range(len(full) + 1)):
             return
         at_key = errors[0]["type"] in _AT_KEY or errors[0]["loc"][-1:] == ("[key]",) or not path
-        where = full[:-1] if errors[0]["type"] in _MISSING else full
+        missing = errors[0]["type"] in _MISSING
+        where = (*full[:-1], *filter(None, [self.instead(path)])) if missing else full
         said = self.said(path, full, errors)
         self.problems.append(Problem(said.code, self.place(where, key=at_key), said.fact, said.fix))
 
     def said(self, path: Path_, full: Path_, errors: list[ErrorDetails]) -> Said:
         kind = errors[0]["type"]
         if kind in _MISSING:
-            return missing_key(full)
+            return self.missing(path, full)
         if kind == "extra_forbidden":
             return unknown_key(full, self.keys(path), self.homes)
         value = path[-1] if _is_key(errors[0]) else _value_at(self.data, path)
@@ -146,8 +155,23 @@ class _Repair:
         """The absent key that an unknown one stands for: that it is missing need not be said."""
         if errors[0]["type"] != "extra_forbidden":
             return ""
-        absent = self.keys(path) - set(_value_at(self.data, path[:-1]) or ())
-        return next(iter(difflib.get_close_matches(str(path[-1]), absent, n=1, cutoff=0.6)), "")
+        key, known = str(path[-1]), self.keys(path)
+        absent = known - set(_value_at(self.data, path[:-1]) or ())
+        return "" if belongs_elsewhere(key, known, self.homes) else closest(key, absent)
+
+    def instead(self, path: Path_) -> str:
+        """The key that was written for the missing one at `path`, in a section that takes any key."""
+        section, there = _model_at(self.model, path[:-1], self.data), _value_at(self.data, path[:-1])
+        if section is None or section.model_config.get("extra") != "allow":
+            return ""
+        return closest(str(path[-1]), set(there) - set(section.model_fields))
+
+    def missing(self, path: Path_, full: Path_) -> Said:
+        if wrong := self.instead(path):
+            return unknown_key((*full[:-1], wrong), {str(path[-1])}, {})
+        section = _model_at(self.model, path[:-1], self.data)
+        field = section.model_fields.get(str(path[-1])) if section else None
+        return missing_key(full, field is not None and type(None) in get_args(field.annotation))
 
     def default(self, path: Path_) -> str:
         """The default of the key at `path` in YAML; empty where it has none or a long one."""
@@ -204,9 +228,6 @@ def _real_path(error: ErrorDetails, data: Any) -> Path_:
         path.append(str(error["ctx"]["discriminator"]).strip("'"))
     if error["type"] == "missing_key":
         path.append(str(error["ctx"]["key"]))
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, SettingError) and isinstance(data, dict) and cause.key in data:
-        path.append(cause.key)
     return tuple(path)
 
 
@@ -216,7 +237,9 @@ def _value_at(data: Any, path: Path_) -> Any:
         if isinstance(data, dict):
             data = data.get(str(part))
         else:
-            data = data[part] if isinstance(data, (list, tuple)) and isinstance(part, int) else None
+            data = (
+                data[part] if isinstance(data, (list, tuple)) and isinstance(part, int) and part < len(data) else None
+            )
     return data
 
 

@@ -62,7 +62,8 @@ class Policy(Node):
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
         if self.dual_clip <= (bound := 1 + self.clip_high):
-            raise SettingError("dual_clip", f"must be above 1 + clip_high = {bound:g}, not {self.dual_clip:g}")
+            fact = f"dual_clip must be above 1 + clip_high = {bound:g}, not {self.dual_clip:g}"
+            raise SettingError(("dual_clip", "clip_high"), fact)
         return self
 
     def needs(self) -> dict[str, bool]:
@@ -72,11 +73,12 @@ class Policy(Node):
         num_steps = self.epochs * -(-num_prompts // self.minibatch)
         if "old_log_probs" in reads or (num_steps == 1 and not max_staleness):
             return ""
-        steps, samples = f"{num_steps} optimizer steps on one batch", f"samples up to {max_staleness} versions old"
+        steps = f"{num_steps} optimizer steps in one cycle"
+        samples = f"samples up to {max_staleness} version{'s' * (max_staleness != 1)} old"
         return (
             f"{steps if num_steps > 1 else samples} need old_log_probs, the policy at the start of the step: add "
             "{use: model.logprob, writes: {log_probs: old_log_probs}}, or "
-            + ("take one step (minibatch, epochs)" if num_steps > 1 else "max_staleness: 0")
+            + ("take one step (minibatch, epochs, updates_per_sync)" if num_steps > 1 else "max_staleness: 0")
         )
 
     def changed(self) -> bool:

@@ -39,15 +39,12 @@ class Made:
     """Of every field, the columns of the data included."""
     writers: dict[str, str]
 
-    def readers(self, field: str, needed: bool = False) -> Counter[str]:
-        """How often each node reads a field; with `needed`, only by ports that must have theirs."""
+    def readers(self, field: str) -> Counter[str]:
+        """How often each node reads a field; every port names its own, so that those must be there."""
         found: Counter[str] = Counter()
         for name, node in self.nodes.items():
-            ports = getattr(stub_nodes, node["use"]).input_ports
-            for port, fields in node["reads"].items():
-                if field in ([fields] if isinstance(fields, str) else fields):
-                    others = [other for other in fields if other != field] if isinstance(fields, list) else []
-                    found[name] += not (needed and ports[port].optional and not others)
+            for fields in node["reads"].values():
+                found[name] += field in ([fields] if isinstance(fields, str) else fields)
         return +found
 
     def document(self, nodes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -184,7 +181,7 @@ def test_without_a_producer_exactly_its_readers_are_blamed(made: Made, data: st.
     nodes = {name: node for name, node in made.nodes.items() if name != dropped}
     lost = {field for field, writer in made.writers.items() if writer == dropped}
     found = Counter(problem.fact for problem in errors(made.document(nodes)))
-    needed = {(name, field) for field in lost for name in made.readers(field, needed=True)}
+    needed = {(name, field) for field in lost for name in made.readers(field)}
     blamed = {f"nodes.{name} reads '{field}', which nothing writes" for name, field in needed if name != dropped}
     assert set(found) == blamed
     for name, field in needed - {(dropped, field) for field in lost}:

@@ -47,6 +47,9 @@ MISTAKES = [
     ("{use: reward.exact_match}", "{use: reward.exact_match, reads: {response: response_mask}}", "FR022"),
     ("{use: reward.exact_match}", "{use: reward.exact_match, model: policy}", "FR019"),
     ("{use: reward.exact_match}", "{use: reward.exact_match, strip: 1}", "FR006"),
+    ("{use: reward.exact_match}", '{use: reward.exact_match, writes: {reward: ""}}', "FR007"),
+    ("{use: reward.exact_match}", '{use: reward.exact_match, reads: {response: ""}}', "FR007"),
+    ("{use: reward.exact_match}", "{use: reward.exact_match, writes: {reward: advantages}}", "FR021"),
     ("{use: reward.exact_match}", "{use: reward.exact_match, ignore_cas: true}", "FR005"),
     ("{use: advantage.grpo}", "{use: advantage.grpo, writes: {advantages: advantage}}", "FR020"),
     ("  reference: {path: $base}\n", "", "FR010"),
@@ -65,6 +68,9 @@ MISTAKES = [
     ("max_tokens: 8", "max_token: 8", "FR005"),
     ("minibatch: 16", "minibatch: 17", "FR060"),
     ("minibatch: 16", "minibatch: '16'", "FR006"),
+    ("minibatch: 16", "minibatch: 16, reads: {rollout_log_probs: rollot_log_probs}", "FR020"),
+    ("minibatch: 16", "minibatch: 16, reads: {old_log_probs: old_logprobs, advantages: advantage}", "FR020 FR020"),
+    ("minibatch: 16", "minibatch: 16, reads: {old_log_probs: old_logprob}", "FR020"),
     ("minibatch: 16, ", "", "FR008"),
     ("prompts: 32, ", "", "FR008"),
     ("prompts: 32", "prompts: 0", "FR007"),
@@ -90,6 +96,7 @@ MISTAKES = [
     ("schedule: {mode: sync}", "schedule: {mode: synk}", "FR007"),
     ("schedule: {mode: sync}", "schedule: {mode: sync, max_staleness: 1}", "FR072"),
     ("schedule: {mode: sync}", "schedule: {max_staleness: 1}", "FR008"),
+    ("schedule: {mode: sync}", "schedule: {mode: separate_async, updates_per_sync: 3}", "FR060 FR071"),
     ("schedule: {mode: sync}", "schedule: sync", "FR006"),
     ("flowrl: 1", "flowrl: 2", "FR007"),
     ("nodes:\n", "node:\n", "FR005"),
@@ -111,6 +118,9 @@ TOGETHER = [
     ({"trainable: true, ": "", "steps: 100": "steps: -1"}, "FR007 FR024"),
     ({"  weight_sync: ": "  # ", "  ref_logprob: ": "  # "}, "FR020 FR023"),
     ({"mode: sync": "mode: separate_async", "minibatch: 16": "minibatch: 5"}, "FR060 FR071"),
+    ({"  old_logprob: ": "  # ", "minibatch: 16": "minibatch: 5"}, "FR060"),
+    ({"mode: sync": "mode: colocate_async", "pool: generate, ": ""}, "FR050"),
+    ({"use: sync.weights, ": "use: sync.weights, pool: trian, ", "minibatch: 16": "minibatch: 5"}, "FR053 FR060"),
 ]  # fmt: skip
 """Several mistakes that are made at once, and all errors that follow."""
 

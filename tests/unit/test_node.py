@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from flowrl.batch import Json, Prompt, PromptToken, Sample, Step, Token
 from flowrl.errors import NodeDefinitionError
@@ -181,6 +181,17 @@ def test_a_parameter_with_a_reserved_name_is_refused(make: Make, name: str) -> N
         ("weights = 'read'", "N: weights must be one of 'reads', 'updates', 'syncs', 'generates', None, not 'read'"),
         ("def run(self, *x: Sample[float]): ...", r"'\*x' hides what is read"),
         ("def run(self, **x: Sample[float]): ...", r"'\*x' hides what is read"),
+        ("def run(self, x: Sample[float], /): ...", "N.run: fields are passed by name; remove the '/'"),
+        ("@classmethod\n    def run(cls, x: Sample[float]): ...", "N.run must be a plain method"),
+        ("@staticmethod\n    def run(self, x: Sample[float]): ...", "N.run must be a plain method"),
+        (
+            "class Out(NamedTuple):\n        x: list[Sample[float]]\n    def run(self): ...",
+            "'x' is one field .*out list",
+        ),
+        (
+            "class Out(NamedTuple):\n        x: Sample[int] | None\n    def run(self): ...",
+            "'x' is one field .*out None",
+        ),
         ("def run(self, x: int): ...", "'x' needs a field type such as"),
         ("def run(self, x: Sample): ...", "'x' needs a field type such as"),
         ("def run(self, x: Sample[bytes]): ...", "'x' needs a field type such as"),
@@ -227,3 +238,13 @@ def test_an_axis_is_a_class_with_an_element_type() -> None:
     found: Any = field_type(Sample[Json])
     assert found == FieldType("Sample", "json")
     assert field_type(int) is None
+
+
+@pytest.mark.parametrize("default", ["x", 1.5, 0, None])
+def test_a_default_that_its_own_type_refuses_is_refused_when_a_node_is_made(default: Any) -> None:
+    class Sized(Node):
+        size: int = Field(default, ge=1)
+
+    assert Sized(size=1).size == 1
+    with pytest.raises(ValidationError, match="1 validation error"):
+        Sized()

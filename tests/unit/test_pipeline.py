@@ -89,3 +89,16 @@ def test_a_pruned_plan_says_what_it_saves() -> None:
     (line,) = [line for line in text.splitlines() if "ref_logprob" in line]
     assert "ref_logprob" in line
     assert "GFLOP" in text
+
+
+@pytest.mark.parametrize("wrong", ["grpo_sync", [1], None, DEFAULT])
+def test_what_is_no_mapping_is_told_how_to_be_loaded(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"flowrl\.load"):
+        flowrl.Pipeline(wrong)
+
+
+def test_one_goal_or_override_may_be_given_without_a_list() -> None:
+    one = flowrl.load(DEFAULT, "batch.prompts=8", "advantage").plan()
+    other = flowrl.Pipeline(document(), sets="batch.prompts=8", to_nodes="advantage").plan()
+    assert set(one.graph.nodes) == set(other.graph.nodes) == {"rollout", "reward", "advantage"}
+    assert one.document.batch.prompts == other.document.batch.prompts == 8

@@ -211,3 +211,10 @@ def test_a_reference_is_small_and_equal_to_its_copy() -> None:
     ref = find("reward.exact_match", Path())
     assert pickle.loads(pickle.dumps(ref)) == ref
     assert ref == NodeRef("reward.exact_match", "flowrl.nodes.reward.exact_match", "ExactMatch")
+
+
+def test_a_class_behind_a_dot_is_told_to_stand_behind_a_colon() -> None:
+    with pytest.raises(UnknownNode, match=r"did you mean 'email\.mime\.text:MIMEText'\?"):
+        find("email.mime.text.MIMEText", Path())
+    with pytest.raises(UnknownNode, match=r"did you mean 'reward\.exact_match'\?"):
+        find("reward.exact_mtach", Path())

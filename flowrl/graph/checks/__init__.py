@@ -10,20 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
+from flowrl.graph.build import Edge
 from flowrl.graph.checks import fields, memory, names, schedule, sizes, weights
+from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.waste import needless
 from flowrl.graph.subject import Check, Subject
 
 
 def cycle(subject: Subject) -> Iterator[Problem]:
     """FR040: nodes that wait for each other."""
-    for path in subject.graph.cycles():
+    cycles = subject.graph.cycles()
+    gate_is_wrong = bool(cycles) and any(True for _ in fields.gate_misuse(subject))
+    for path in cycles:
         if any(edge.kind == "field" and edge.label in subject.doubled for edge in path):
             continue  # which of the writers is meant decides whether there is a cycle
+        if gate_is_wrong and any(edge.kind == "gate" for edge in path):
+            continue  # a right gate may make nobody in it wait
         steps = " ".join(f"{edge.source} -[{edge.shown}]->" for edge in path)
+        fix, notes = _way_out(subject, path)
         yield Problem("FR040", subject.place("nodes", path[0].source, key=True),
-                      f"these nodes wait for each other: {steps} {path[0].source}",
-                      f"let {path[0].source} read a field that does not depend on {path[-1].source}")  # fmt: skip
+                      f"these nodes wait for each other: {steps} {path[0].source}", fix, notes)  # fmt: skip
+
+
+def _way_out(subject: Subject, path: Sequence[Edge]) -> tuple[str, tuple[str, ...]]:
+    """What the first node of a cycle may read in the place of what the last one writes."""
+    node, last = subject.graph.nodes[path[0].source], path[-1]
+    other = f"does not depend on {last.source}" if last.source != node.name else "another node writes"
+    fix = f"let {node.name} read a field that {other}"
+    if last.kind != "field":
+        return fix, ()
+    port = node.port_of(last.label)
+    offered = Offers(subject.graph).to(node, port.type)
+    if last.source == node.name and offered and port.type.axis != "Prompt":  # nobody means to read what he writes
+        fix = fields.other_field(node, port.name, last.label, offered[0].name)
+    return fix, tuple(shown(offered))
 
 
 CHECKS: tuple[Check, ...] = (
@@ -49,6 +69,8 @@ CHECKS: tuple[Check, ...] = (
     sizes.model_nodes_need_a_pool,
     sizes.workers_per_machine,
     sizes.readers_with_their_update,
+    sizes.empty_minibatch,
+    sizes.batches_divide,
     sizes.minibatch_divides,
     sizes.rows_for_every_rank,
     sizes.group_of_one,

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from flowrl.errors import Place, Problem, nearest
 from flowrl.fields import FieldType
 from flowrl.graph.bind import BoundNode, raised
-from flowrl.graph.build import DATA, upstream
+from flowrl.graph.build import DATA, Edge, upstream
 from flowrl.graph.checks.offers import Offers, shown
+from flowrl.graph.checks.sizes import cut_evenly
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import ordinal
 
@@ -18,10 +19,13 @@ def missing_writer(subject: Subject) -> Iterator[Problem]:
     if subject.bound.unresolved or not subject.columns_known:
         return  # whoever cannot be loaded may be the writer
     known, offers = subject.graph.fields, Offers(subject.graph)
+    # What nobody writes because an output was given a wrong name, which is reported.
+    lost = {port for node in subject.nodes for port, field in node.spec.writes.items() if field in subject.doubled}
+    lost |= subject.renamed_badly
     for node in subject.nodes:
         for port, fields in node.reads.items():
             for field in dict.fromkeys(fields):
-                if field not in known and field not in subject.renamed_badly:
+                if field not in known and field not in lost:
                     yield _missing(subject, offers, node, port, field)
 
 
@@ -32,13 +36,17 @@ def _missing(subject: Subject, offers: Offers, node: BoundNode, port: str, field
     guess = of_type[0].name if of_type and wanted.axis != "Prompt" else ""
     fix = f"add a node that writes '{field}' ({wanted})"
     if close or guess:
-        one_of_many = len(node.reads[port]) > 1
-        fix = f"{close or guess} instead of {field}" if one_of_many else f"reads: {{{port}: {close or guess}}}"
+        fix = other_field(node, port, field, close or guess)
     elif wanted.axis == "Prompt":
         fix = f"give the data a column '{field}' ({wanted.dtype}), or reads: {{{port}: COLUMN}}"
     notes = (*shown(of_type), *[f"did you mean '{close}'?"] * bool(close))
     fact = f"nodes.{node.name} reads '{field}', which nothing writes"
     return Problem("FR020", _port_place(subject, node, port, field), fact, fix, notes)
+
+
+def other_field(node: BoundNode, port: str, field: str, better: str) -> str:
+    """The fix that reads another field on a port; what a list port reads beside it stays."""
+    return f"{better} instead of {field}" if len(node.reads[port]) > 1 else f"reads: {{{port}: {better}}}"
 
 
 def _port_place(subject: Subject, node: BoundNode, port: str, field: str) -> Place:
@@ -52,13 +60,32 @@ def _port_place(subject: Subject, node: BoundNode, port: str, field: str) -> Pla
 
 def two_writers(subject: Subject) -> Iterator[Problem]:
     """FR021: a field has one writer per step."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
     for field, names in subject.doubled.items():
-        for name in names[1:]:
-            port = next(p for p, f in subject.graph.nodes[name].writes.items() if f == field)
-            first = "the training data" if names[0] == DATA else f"nodes.{names[0]}"
-            yield Problem("FR021", subject.place("nodes", name, key=True),
-                          f"nodes.{name} writes '{field}', which {first} writes already",
-                          f"writes: {{{port}: {field}_{name}}}")  # fmt: skip
+        for name in dict.fromkeys(names[1:]):
+            node = subject.graph.nodes[name]
+            port = [port for port, written in node.writes.items() if written == field][-1]
+            # Fields that the class names are one mistake: the same node twice. Each that the user names is its own.
+            by_hand = port if port in node.spec.writes else ""
+            found.setdefault((names[0], name, by_hand), {})[port] = field
+    read = {field for node in subject.nodes for field in node.fields_read}
+    taken = {*subject.graph.fields, *(read - {port for _, _, port in found})}  # who reads an output's own name means it
+    for (first, name, by_hand), ports in found.items():
+        place = ("nodes", name, "writes", by_hand) if by_hand else ("nodes", name)
+        listed, writer = ", ".join(f"'{f}'" for f in ports.values()), "the training data"
+        new = ", ".join(f"{port}: {_free_name(port, field, name, taken)}" for port, field in ports.items())
+        yield Problem("FR021", subject.place(*place, key=not by_hand),
+                      f"nodes.{name} writes {listed}, which {writer if first == DATA else f'nodes.{first}'} writes "
+                      "already", f"writes: {{{new}}}")  # fmt: skip
+
+
+def _free_name(port: str, field: str, node: str, taken: set[str]) -> str:
+    """A name for an output that no field has, and none will: it is taken from now on."""
+    names = [*[port] * (port != field), *[f"{field}_{node}"] * (field != node)]
+    numbered = (f"{field}_{number}" for number in range(2, len(taken) + 3))
+    name = next(name for name in (*names, *numbered) if name not in taken)
+    taken.add(name)
+    return name
 
 
 def type_mismatch(subject: Subject) -> Iterator[Problem]:
@@ -70,7 +97,7 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
             wanted = node.cls.input_ports[port].type
             for field in (known[f] for f in fields if f in known):
                 if field.type != wanted:
-                    fix = f"reads: {{{port}: a field of type {wanted}}}"
+                    fix = other_field(node, port, field.name, f"a field of type {wanted}")
                     if field.writer == DATA and wanted.axis == field.type.axis:
                         fix = f"write '{field.name}' as {wanted.dtype} in the data, or {fix}"
                     yield Problem("FR022", _port_place(subject, node, port, field.name),
@@ -81,16 +108,17 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
 def settings_against_fields(subject: Subject) -> Iterator[Problem]:
     """FR026: settings of a node that do not go with what it reads."""
     schedule, known = subject.document.schedule, subject.graph.fields
-    prompts = subject.document.batch.prompts // getattr(schedule, "updates_per_sync", 1)
+    prompts = subject.document.batch.prompts
     staleness = getattr(schedule, "max_staleness", 0)
     if subject.bound.unresolved or not subject.renamed_badly <= known.keys():
         return
     wrong = {path[1] for path in subject.bound.broken if path[:1] == ("nodes",) and len(path) > 1}
     offers = Offers(subject.graph)
     for node in subject.nodes:
-        if node.node is None or node.name in wrong:
+        misspelt = not node.spec.reads.keys() <= node.cls.input_ports.keys()  # perhaps the port that is missed
+        if node.node is None or node.name in wrong or misspelt or not cut_evenly(subject, node):
             continue
-        unbound = [p for p, port in node.node.active_ports().items() if p not in node.reads and not port.optional]
+        unbound = [p for p, port in node.cls.input_ports.items() if p not in node.reads and not port.optional]
         if unbound or any(field not in known for field in node.fields_read):
             continue
         try:
@@ -105,13 +133,16 @@ def settings_against_fields(subject: Subject) -> Iterator[Problem]:
 
 def _nearly_read(subject: Subject, offers: Offers, node: BoundNode) -> Iterator[str]:
     """Names that the user gave to fields that nobody reads, and that are nearly those of optional ports."""
+    meant: dict[str, list[str]] = {}
     for name, port in node.cls.input_ports.items():
         near = offers.near(node, port.type, name) if port.optional and name not in node.reads else ""
+        meant.setdefault(near, []).append(name)
+    for near, names in meant.items():
         field = subject.graph.fields.get(near)
         if field is None or field.readers or field.writer == DATA:
             continue
         if near in subject.graph.nodes[field.writer].spec.writes.values():
-            yield f"nodes.{field.writer} writes '{near}'; did you mean '{name}'?"
+            yield f"nodes.{field.writer} writes '{near}'; {nearest(near, names)}"
 
 
 KEEP = FieldType("Prompt", "bool")
@@ -170,27 +201,28 @@ def _ancestors(subject: Subject, node: BoundNode) -> set[str]:
 def uneven_every(subject: Subject) -> Iterator[Problem]:
     """FR029: a node runs only in steps in which what it reads is written, and a sync wherever its update runs."""
     nodes = subject.graph.nodes
+    waits: dict[tuple[str, str], list[Edge]] = {}
     for edge in subject.graph.edges:
         if edge.source == DATA or edge.distance or edge.source == edge.target:
             continue
-        writer, reader = nodes[edge.source], nodes[edge.target]
-        if edge.kind == "weights" and reader.weights == "syncs":
-            if writer.spec.every % reader.spec.every:
-                yield Problem("FR029", subject.place("nodes", reader.name, "every"),
-                              f"nodes.{reader.name} syncs in every {_nth(reader.spec.every)} step, but "
-                              f"nodes.{writer.name} trains in every {_nth(writer.spec.every)}: the rollout would fall "
-                              "behind the schedule", f"every: {writer.spec.every}")  # fmt: skip
-        elif edge.kind != "weights" and edge.label not in subject.doubled and reader.spec.every % writer.spec.every:
-            verb = "reads" if edge.kind == "field" else "waits for"
-            own = "every" in reader.spec.model_fields_set
-            place = subject.place("nodes", reader.name, *["every"] * own, key=not own)
-            yield Problem("FR029", place,
-                          f"nodes.{reader.name} {verb} '{edge.label}' in every {_nth(reader.spec.every)} step, but "
-                          f"nodes.{writer.name} writes it in every {_nth(writer.spec.every)}",
-                          f"nodes.{reader.name}: {{every: {writer.spec.every}}}, or remove `every:` from "
-                          f"nodes.{writer.name}")  # fmt: skip
+        writer, reader = nodes[edge.source].spec.every, nodes[edge.target].spec.every
+        if edge.kind == "weights" and nodes[edge.target].weights == "syncs":
+            if writer % reader:
+                yield Problem("FR029", subject.place("nodes", edge.target, "every"),
+                              f"nodes.{edge.target} syncs in {_steps(reader)}, but nodes.{edge.source} trains in "
+                              f"{_steps(writer)}: the rollout would fall behind the schedule",
+                              f"every: {writer}")  # fmt: skip
+        elif edge.kind != "weights" and edge.label not in subject.doubled and reader % writer:
+            waits.setdefault((edge.source, edge.target), []).append(edge)
+    for (source, target), edges in waits.items():
+        verb = "reads" if any(edge.kind == "field" for edge in edges) else "waits for"
+        listed = ", ".join(f"'{label}'" for label in dict.fromkeys(edge.label for edge in edges))
+        writer, own = nodes[source].spec.every, "every" in nodes[target].spec.model_fields_set
+        yield Problem("FR029", subject.place("nodes", target, *["every"] * own, key=not own),
+                      f"nodes.{target} {verb} {listed} in {_steps(nodes[target].spec.every)}, but nodes.{source} "
+                      f"writes {'it' if ',' not in listed else 'them'} in {_steps(writer)}",
+                      f"nodes.{target}: {{every: {writer}}}, or remove `every:` from nodes.{source}")  # fmt: skip
 
 
-def _nth(number: int) -> str:
-    """`2nd` for 2; nothing to add for 1."""
-    return "single" if number == 1 else ordinal(number)
+def _steps(every: int) -> str:
+    return "every step" if every == 1 else f"every {ordinal(every)} step"

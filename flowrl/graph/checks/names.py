@@ -22,7 +22,8 @@ def model_folder(subject: Subject) -> Iterator[Problem]:
         if (str(place), model.path) in told:
             continue  # a param that several models take
         told.add((str(place), model.path))
-        if model.path not in shipped and difflib.get_close_matches(model.path, shipped, n=1, cutoff=0.8):
+        a_name = "/" not in model.path and model.path not in shipped  # a hub id belongs to somebody: me/arith-tiny
+        if a_name and difflib.get_close_matches(model.path, shipped, n=1, cutoff=0.8):
             yield Problem("FR010", place, f"models.{name}: no shipped model is called '{model.path}'",
                           nearest(model.path, shipped))  # fmt: skip
         if os.path.isabs(model.path) and not os.path.isdir(model.path):
@@ -69,7 +70,7 @@ def unknown_pool(subject: Subject) -> Iterator[Problem]:
     if subject.reading.is_broken(("pools",)):
         return
     for node in subject.nodes:
-        if node.spec.pool is not None and node.spec.pool not in known:
+        if node.spec.pool is not None and node.spec.pool not in known and node.weights != "syncs":
             add = "" if len(known) > 1 else f"pools: {{{node.spec.pool}: {{workers: 1}}}}"
             yield Problem("FR012", subject.place("nodes", node.name, "pool"),
                           f"nodes.{node.name} runs on pool '{node.spec.pool}', which is not under pools:",
@@ -94,5 +95,5 @@ def failure_policy(subject: Subject) -> Iterator[Problem]:
         allowed |= {"retry"} if node.cls.pure and node.weights in (None, "generates") else set()
         if asked is not None and asked not in allowed:
             yield Problem("FR007", subject.place("nodes", node.name, "on_error"),
-                          f"nodes.{node.name} ({node.use}) cannot {asked} what fails",
+                          f"nodes.{node.name} ({node.use}) cannot have on_error: {asked}",
                           "on_error: " + " | ".join(sorted(allowed)))  # fmt: skip

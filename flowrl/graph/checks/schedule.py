@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from flowrl.errors import Problem
-from flowrl.graph.bind import raised
+from flowrl.graph.bind import CPU_POOL, raised
 from flowrl.graph.pools import physical_name
 from flowrl.graph.subject import Subject
-from flowrl.spec.document import AsyncSchedule, SyncSchedule
+from flowrl.spec.document import AsyncSchedule, PoolSpec, SyncSchedule
+from flowrl.spec.scalars import number
 
 
 def stale_samples(subject: Subject) -> Iterator[Problem]:
@@ -40,8 +41,11 @@ def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:
         home = physical_name(pools, update.pool)
         for rollout in subject.of_role(update.model, "generates"):
             there = physical_name(pools, rollout.pool)
-            if None in (home, there) or any(
-                subject.reading.is_broken(("nodes", n.name, "pool")) for n in (update, rollout)
+            built_in = CPU_POOL in (home, there) and CPU_POOL not in pools  # where no model can be, as is told
+            if (
+                None in (home, there)
+                or built_in
+                or any(subject.reading.is_broken(("nodes", n.name, "pool")) for n in (update, rollout))
             ):
                 continue
             place = subject.place("nodes", rollout.name, "pool")
@@ -55,7 +59,13 @@ def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:
                 yield Problem("FR071", place,
                               f"nodes.{rollout.name} generates on pool '{there}' and nodes.{update.name} trains on "
                               f"pool '{home}': colocate_async lets them take turns on the same workers",
-                              f"pools.{rollout.pool}: {{shares: {update.pool}}}, or mode: separate_async")  # fmt: skip
+                              f"pools.{rollout.pool}: {{shares: {update.pool}{_nulls(pools[rollout.pool])}}}, or mode: "
+                              "separate_async")  # fmt: skip
+
+
+def _nulls(pool: PoolSpec) -> str:
+    """The settings that a pool loses when it shares another one's workers."""
+    return "".join(f", {key}: null" for key in sorted(pool.model_fields_set - {"shares"}))
 
 
 def keys_without_effect(subject: Subject) -> Iterator[Problem]:
@@ -122,10 +132,10 @@ def other_distribution(subject: Subject) -> Iterator[Problem]:
             continue
         for key, neutral in NEUTRAL.items():
             value = getattr(node.node, key, neutral[0])
-            if value not in neutral:
+            if isinstance(value, (int, float)) and value not in neutral:  # null leaves it to the engine
                 yield Problem("FR074", subject.place("nodes", node.name, key),
-                              f"nodes.{node.name}: {key} {value:g} draws training samples from another distribution "
-                              "than the one whose log-probabilities are trained on",
+                              f"nodes.{node.name}: {key} {number(value)} draws training samples from another "
+                              "distribution than the one whose log-probabilities are trained on",
                               f"{key}: {'null' if neutral[0] is None else neutral[0]} here; keep it for validation",
                               severity="warning")  # fmt: skip
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import lcm
 
 from flowrl.errors import Problem, nearest
 from flowrl.graph.bind import CPU_POOL, BoundNode
 from flowrl.graph.pools import physical_name
+from flowrl.graph.sizes.lengths import MINIBATCH
 from flowrl.graph.subject import Subject
+from flowrl.graph.words import count
 from flowrl.spec.document import Document, PoolSpec
+
+_REACH = 10_000
+"""How far from a number its divisors are looked for."""
 
 
 def pool_shares(subject: Subject) -> Iterator[Problem]:
@@ -78,13 +84,22 @@ def workers_per_machine(subject: Subject) -> Iterator[Problem]:
 
 def _updates(subject: Subject) -> Iterator[tuple[BoundNode, int, int]]:
     """Nodes that cut the batch in mini-batches, with the prompts of a batch and of a mini-batch."""
-    document = subject.document
-    if any(subject.reading.is_broken(("batch", key)) for key in ("prompts", "group")):
-        return
     for node in subject.nodes:
-        minibatch = getattr(node.node, "minibatch", None)
-        if node.weights == "updates" and isinstance(minibatch, int):
-            yield node, max(1, document.batch.prompts // updates_per_sync(document)), minibatch
+        minibatch = _minibatch(subject, node)
+        if minibatch is not None:
+            yield node, _batch(subject), minibatch
+
+
+def _minibatch(subject: Subject, node: BoundNode) -> int | None:
+    """Prompts of a node's mini-batch; None of a node that has none, or where the batch is not known."""
+    found = getattr(node.node, MINIBATCH, None) if node.weights == "updates" else None
+    unknown = any(subject.reading.is_broken(path) for path in (("batch", "prompts"), ("batch", "group"), ("schedule",)))
+    return found if isinstance(found, int) and not isinstance(found, bool) and not unknown else None
+
+
+def _batch(subject: Subject) -> int:
+    """Prompts that an update trains at a time."""
+    return max(1, subject.document.batch.prompts // updates_per_sync(subject.document))
 
 
 def updates_per_sync(document: Document) -> int:
@@ -92,39 +107,81 @@ def updates_per_sync(document: Document) -> int:
     return getattr(document.schedule, "updates_per_sync", 1)
 
 
+def cut_evenly(subject: Subject, node: BoundNode) -> bool:
+    """Whether nothing is wrong with a node's mini-batches: if there is, their number means nothing."""
+    minibatch = _minibatch(subject, node)
+    if minibatch is None:
+        return True
+    even = not subject.document.batch.prompts % updates_per_sync(subject.document)
+    return even and minibatch > 0 and not _batch(subject) % minibatch
+
+
+def empty_minibatch(subject: Subject) -> Iterator[Problem]:
+    """FR007: a mini-batch has prompts, also where the class of an update does not say so."""
+    for node, _, minibatch in _updates(subject):
+        if minibatch < 1:
+            given = MINIBATCH in node.spec.params
+            place = subject.place("nodes", node.name, *[MINIBATCH] * given, key=not given)
+            yield Problem("FR007", place, f"nodes.{node.name}: mini-batches have at least 1 prompt, not {minibatch}",
+                          f"{MINIBATCH}: {_batch(subject)}")  # fmt: skip
+
+
+def batches_divide(subject: Subject) -> Iterator[Problem]:
+    """FR060: the batches between two syncs divide the prompts of a step."""
+    prompts, updates = subject.document.batch.prompts, updates_per_sync(subject.document)
+    found = list(_updates(subject))
+    if found and prompts % updates:
+        parts = lcm(*(max(minibatch, 1) for _, _, minibatch in found))
+        fits = next((num for num in _divisors(prompts, updates) if not prompts // num % parts), 0)
+        more = -(-prompts // (updates * parts)) * updates * parts
+        fix = f"updates_per_sync: {fits}, or " * bool(fits) + f"batch.prompts: {more}"
+        yield Problem("FR060", subject.place("schedule", "updates_per_sync"),
+                      f"{count(prompts, 'prompt')} of a step cannot be cut into {updates} batches, one for each update "
+                      "between two syncs", fix)  # fmt: skip
+
+
 def minibatch_divides(subject: Subject) -> Iterator[Problem]:
-    """FR060: mini-batches divide the batch, and batches the prompts of a step."""
+    """FR060: mini-batches divide the batch."""
     document = subject.document
     updates = updates_per_sync(document)
     per = f" / {updates} updates per sync" if updates > 1 else ""
     for node, prompts, minibatch in _updates(subject):
-        if document.batch.prompts % updates or prompts % minibatch:
-            best = _nearest_divisor(prompts, minibatch)
-            yield Problem("FR060", subject.place("nodes", node.name, "minibatch"),
+        if minibatch > 0 and not document.batch.prompts % updates and prompts % minibatch:
+            least = -(-_workers(subject, node) // document.batch.group)
+            best = next((size for size in _divisors(prompts, minibatch) if size >= least), prompts)
+            yield Problem("FR060", subject.place("nodes", node.name, MINIBATCH),
                           f"nodes.{node.name}: mini-batches of {minibatch} prompts do not divide the batch of "
-                          f"{document.batch.prompts} prompts{per}", f"minibatch: {best}")  # fmt: skip
+                          f"{document.batch.prompts} prompts{per}", f"{MINIBATCH}: {best}")  # fmt: skip
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor that is nearest; 1 where there is none within reach."""
+def _divisors(number: int, wanted: int) -> Iterator[int]:
+    """Divisors of a number within reach of another one, the nearest first."""
     wanted = min(wanted, number)
-    near = (divisor for far in range(min(wanted, 10_000)) for divisor in (wanted - far, wanted + far))
-    return next((divisor for divisor in near if number % divisor == 0), 1)
+    near = (divisor for far in range(_REACH) for divisor in (wanted - far, wanted + far) if 0 < divisor <= number)
+    return (divisor for divisor in near if number % divisor == 0)
+
+
+def _workers(subject: Subject, node: BoundNode) -> int:
+    """Of the pool that a node runs on; 1 where that is not known."""
+    pools = subject.document.pools
+    pool = pools.get(physical_name(pools, node.pool) or "")
+    return pool.workers if pool is not None else 1
 
 
 def rows_for_every_rank(subject: Subject) -> Iterator[Problem]:
     """FR061: every rank gets a row of each mini-batch."""
-    document = subject.document
+    pools, group = subject.document.pools, subject.document.batch.group
     for node, prompts, minibatch in _updates(subject):
-        pool = document.pools.get(physical_name(document.pools, node.pool) or "")
-        group = document.batch.group
-        rows = minibatch * group
-        divides = not document.batch.prompts % updates_per_sync(document) and not prompts % minibatch
-        if divides and pool is not None and rows < pool.workers:
-            yield Problem("FR061", subject.place("nodes", node.name, "minibatch"),
+        rows, workers = minibatch * group, _workers(subject, node)
+        if cut_evenly(subject, node) and rows < workers:
+            least = -(-workers // group)
+            enough = next((size for size in _divisors(prompts, least) if size >= least), 0)
+            fewer = f"pools.{physical_name(pools, node.pool)}.workers: {rows}"
+            yield Problem("FR061", subject.place("nodes", node.name, MINIBATCH),
                           f"nodes.{node.name}: a mini-batch of {minibatch} prompts x {group} samples has {rows} rows "
-                          f"for {pool.workers} workers: some would have none",
-                          f"minibatch: at least {-(-pool.workers // group)}")  # fmt: skip
+                          f"for {workers} workers: some would have none",
+                          f"{MINIBATCH}: {enough}, or {fewer}" if enough
+                          else f"{fewer}, or a larger batch")  # fmt: skip
 
 
 def group_of_one(subject: Subject) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.select import needed
 from flowrl.graph.subject import Subject
+from flowrl.node import Node
 from flowrl.spec.scalars import number
 
 
@@ -87,8 +88,7 @@ class _Waste:
 
 def _switched_off(node: BoundNode) -> dict[str, str]:
     """Ports that the node's settings switch off, with the field that each would read."""
-    off = [port for port, wanted in (node.node.needs() if node.node else {}).items() if not wanted]
-    found = {port: node.spec.reads.get(port, port) for port in off}
+    found = {port: node.spec.reads.get(port, port) for port in sorted(node.switched_off)}
     return {port: field for port, field in found.items() if isinstance(field, str)}
 
 
@@ -98,7 +98,14 @@ def _switches(reader: BoundNode, port: str) -> dict[str, Any]:
     on = {bool: True, int: 1, float: 1.0}
     off = {key: value for key, value in reader.node if type(value) in on and not value}
     return {key: value for key, value in off.items()
-            if reader.node.model_copy(update={key: on[type(value)]}).needs().get(port)}  # fmt: skip
+            if _needs(reader.node.model_copy(update={key: on[type(value)]}), port)}  # fmt: skip
+
+
+def _needs(node: Node, port: str) -> bool:
+    try:
+        return bool(node.needs().get(port))
+    except Exception:  # a user's class may refuse settings that its validators never let through
+        return False
 
 
 def _models(subject: Subject) -> Iterator[Problem]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 from stub_nodes import document
 
 from flowrl import Pipeline
+from flowrl.engine.call import NodeSetup
 from flowrl.engine.setup import worker_setups
+from flowrl.registry import find
 
 MODELS = {"policy": {"path": "x", "trainable": True}}
 NODES = {
@@ -48,3 +51,20 @@ def test_a_set_up_is_a_value_that_travels() -> None:
     assert (judge.on_error, judge.timeout, workers[0].seed) == ("unscored", 2.0, 5)
     rollout = next(worker for worker in workers if worker.pool == "engine").nodes[0]
     assert rollout.on_error == "drop"
+
+
+def test_a_worker_makes_a_node_from_parameters_as_the_document_has_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from typing import NamedTuple\n"
+        "from flowrl import Node, Sample\n"
+        "class Mine(Node):\n"
+        "    where: Path = Path('x')\n"
+        "    class Out(NamedTuple):\n"
+        "        score: Sample[float]\n"
+        "    def run(self, value: Sample[float]) -> Out:\n"
+        "        return self.Out(value)\n"
+    )
+    ref = find("./mine.py:Mine", tmp_path)
+    made = NodeSetup("mine", ref, {"where": "a/b"}, None, {}, {}, (), "fail", None).made()
+    assert made.where == Path("a/b")  # type: ignore[attr-defined]

@@ -61,8 +61,10 @@ def test_an_optional_port_is_bound_only_if_its_field_is_written() -> None:
     assert graph(nodes).nodes["b"].reads == {"value": ("value",)}
     extra = {"use": "Source", "writes": {"value": "extra"}}
     assert graph({**nodes, "c": extra}).nodes["b"].reads == {"value": ("value",), "extra": ("extra",)}
-    renamed = {"use": "Optional", "reads": {"extra": "other"}, "writes": {"value": "v2"}}
-    assert graph({**nodes, "b": renamed, "c": extra}).nodes["b"].reads == {"value": ("value",)}
+    own = {"use": "Optional", "writes": {"value": "extra"}}
+    assert graph({**nodes, "b": own}).nodes["b"].reads == {"value": ("value",)}
+    renamed = {"use": "Optional", "reads": {"extra": "value"}, "writes": {"value": "v2"}}
+    assert graph({**nodes, "b": renamed}).nodes["b"].reads == {"value": ("value",), "extra": ("value",)}
 
 
 def test_a_list_port_takes_several_fields_and_one() -> None:

@@ -153,7 +153,7 @@ def test_gradients_above_the_limit_are_scaled_to_it(context: Context) -> None:
 
 def test_several_steps_need_the_policy_before_the_first(context: Context) -> None:
     batch = trajectories()
-    with pytest.raises(ValueError, match="2 optimizer steps on one batch need old_log_probs"):
+    with pytest.raises(ValueError, match="2 optimizer steps in one cycle need old_log_probs"):
         updated(context, batch, minibatch=2, changes={"old_log_probs": None})
     moved, metrics = updated(context, batch, changes={"old_log_probs": None})
     assert moved.any()

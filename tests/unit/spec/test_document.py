@@ -244,3 +244,43 @@ def test_reading_needs_neither_torch_nor_ray_nor_arrow() -> None:
     code = f"import sys, flowrl.spec.read, flowrl.spec.dump; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "path", "fix"),
+    [
+        ("{use: reward.exact_match}", "{us: reward.exact_match}", "FR005", "nodes.reward.us", "did you mean 'use'?"),
+        ("name: small", "name: -x", "FR007", "name", "begin with a letter, a digit or _, and go on with"),
+        ("  reward:", "  1a:", "FR007", "nodes.1a", "begin with a letter or _, and go on with"),
+        ("{steps: 3}", "{STEPS: 3}", "FR005", "run.STEPS", "did you mean 'steps'?"),
+        ("group: 2}", "group: 2, steps: 3}", "FR005", "batch.steps", "'steps' belongs in run"),
+        ("steps: 3", f"seed: {2**63}", "FR007", "run.seed", f"write {2**63 - 1} or less"),
+        ("size: 64", f"seed: {10**400}", "FR007", "data.train.seed", f"write {2**63 - 1} or less"),
+        ("size: 64", "size: 3", "FR018", "data.train.size", "write size: 4 or more, or lower batch.prompts"),
+    ],
+)
+def test_the_fix_fits_the_mistake(read: Any, before: str, after: str, code: str, path: str, fix: str) -> None:
+    problem = read.problem(before, after)
+    assert (problem.code, problem.place.path) == (code, path)
+    assert problem.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lower"),
+    [
+        ("max_in_flight: 70", "schedule.max_in_flight, and with it batch.prompts"),
+        ("warmup_batches: 20, max_staleness: 30", "batch.prompts or schedule.warmup_batches"),
+        ("warmup_batches: 30, max_staleness: 20", "batch.prompts or schedule.max_staleness"),
+    ],
+)
+def test_too_few_rows_name_what_decides(read: Any, schedule: str, lower: str) -> None:
+    problem = read.problem("{mode: sync}", f"{{mode: separate_async, {schedule}}}")
+    assert problem.code == "FR018" and problem.fix.endswith(f"or lower {lower}")
+
+
+@pytest.mark.parametrize("number", ["9" * 4000, "0x" + "f" * 3500, "-" + "9" * 4000, "0o" + "7" * 4000])
+def test_no_number_is_too_long_to_be_told(read: Any, number: str) -> None:
+    problem = read.problem("group: 2", f"group: [{number}, {number}]")
+    assert problem.code == "FR006"
+    problem = read.problem("steps: 3", f"seed: {number}")
+    assert problem.code == "FR007" and len(problem.fact) < 200

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from flowrl.spec.read import read_value
+from flowrl.spec.document import BatchSpec
+from flowrl.spec.read import read_document, read_value
 
 
 def test_an_extending_file_merges_mappings_and_replaces_the_rest(read: Any) -> None:
@@ -248,3 +251,95 @@ def test_a_document_made_in_python_is_read_alike() -> None:
     assert reading.document.models["m"].path == "arith-tiny"
     assert reading.document.run.steps == 2
     assert reading.document.nodes["a"].tags == ["t"]
+
+
+def test_params_may_have_dashes(read: Any) -> None:
+    text = read.good.replace("{base: arith-tiny}", "{my-base: arith-tiny}").replace("$base", "$my-base")
+    assert read(text).document.models["policy"].path == "arith-tiny"
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("'${base}'", "write $base"),
+        ("'${bsae}'", "did you mean 'base'?"),
+        ("$1x", "known: base"),
+        ("$base.path", "did you mean 'base'?"),
+        ("$größe", "known: base"),
+    ],
+)
+def test_what_only_looks_like_a_reference_is_a_problem(read: Any, value: str, fix: str) -> None:
+    problem = read.problem("path: $base", f"path: {value}")
+    assert (problem.code, problem.place.path, problem.fix) == ("FR015", "models.policy.path", fix)
+
+
+@pytest.mark.parametrize("value", ["$5", "$5.00", "$", "$a$b", "cost $x", "a $ b"])
+def test_other_dollars_stay(read: Any, value: str) -> None:
+    assert read.changed("path: $base", f"path: {value}").document.models["policy"].path == value
+
+
+def test_values_that_do_not_go_together_are_shown_where_the_last_of_them_was_written(read: Any) -> None:
+    read.file("base.yaml", read.good)
+    over = read("extends: base.yaml\npools: {generate: {workers: 2}}\n")
+    assert [str(problem.place).rpartition("/")[2] for problem in over.problems] == ["p.yaml:2:29"]
+    reading = read("extends: base.yaml\n", "pools.generate.workers=2")
+    assert [str(problem.place) for problem in reading.problems] == ["--set:1:24"]
+    both = read("extends: base.yaml\npools: {generate: {workers: 2, shares: train}}\n")
+    assert [problem.place.path for problem in both.problems] == ["pools.generate.shares"]
+
+
+def test_a_misspelt_extends_is_the_only_problem(read: Any) -> None:
+    read.file("base.yaml", read.good)
+    (problem,) = read("extend: base.yaml\nrun: {steps: 2}\n").problems
+    assert (problem.code, problem.fix) == ("FR005", "did you mean 'extends'?")
+
+
+def test_extends_cannot_be_set(read: Any) -> None:
+    (problem,) = read(read.good, "extends=x.yaml").problems
+    assert (problem.code, problem.place.path) == ("FR017", "extends")
+
+
+def test_a_folder_hides_no_shipped_pipeline_and_is_never_suggested(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grpo_sync").mkdir()
+    (tmp_path / "basis.yaml").mkdir()
+    assert read("extends: grpo_sync\n").problems == ()
+    monkeypatch.chdir(tmp_path)
+    assert read_document("grpo_sync").problems == ()
+    (problem,) = read("extends: basi.yaml\n").problems
+    assert "basis" not in problem.fix
+    (problem,) = read("extends: grpo_sync.yaml\n").problems
+    assert problem.fix == "did you mean 'grpo_sync'?"
+
+
+class _Word(StrEnum):
+    one = "one"
+
+
+def test_values_of_python_that_yaml_has_a_form_for_are_taken() -> None:
+    data = {"extends": "grpo_sync", "name": _Word.one, "run": {"dir": Path("a/b"), "steps": np.int64(3)}}
+    reading = read_value({**data, "batch": BatchSpec(prompts=32, group=np.int64(4).item())})
+    assert reading.problems == () and reading.document is not None
+    run = reading.document.run
+    assert (reading.document.name, run.dir, run.steps, type(run.steps)) == ("one", "a/b", 3, int)
+
+
+NO_YAML = [object(), {1, 2}, b"x", np.zeros(2), range(3), 10**6000, float, lambda: 1]
+
+
+@pytest.mark.parametrize("value", NO_YAML, ids=lambda value: type(value).__name__)
+def test_other_values_of_python_are_problems(value: Any) -> None:
+    (problem,) = read_value({"extends": "grpo_sync", "run": {"steps": value}}).problems
+    assert (problem.code, problem.place.path) == ("FR004", "run.steps")
+    assert "no form" in problem.fact
+
+
+def test_a_value_of_python_that_holds_itself_or_is_very_deep_is_a_problem() -> None:
+    endless: dict[str, Any] = {"flowrl": 1}
+    endless["params"] = endless
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value in (endless, {"params": {"deep": deep}}):
+        assert [problem.code for problem in read_value(value).problems] == ["FR004"]

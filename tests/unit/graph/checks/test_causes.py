@@ -61,7 +61,168 @@ def test_a_field_nearly_named_like_an_optional_port_is_told() -> None:
     assert problem.notes == ("nodes.old_logprob writes 'old_logprobs'; did you mean 'old_log_probs'?",)
 
 
+def test_a_field_that_the_user_names_must_be_there_also_on_an_optional_port() -> None:
+    (problem,) = load("grpo_sync", ["nodes.actor_update.reads={rollout_log_probs: rollot_log_probs}"]).check()
+    assert (problem.code, problem.place.path) == ("FR020", "nodes.actor_update.reads.rollout_log_probs")
+    assert problem.fix == "reads: {rollout_log_probs: rollout_log_probs}"
+    sets = ["nodes.actor_update.reads={old_log_probs: old_logprobs}", "nodes.actor_update.reads.ref_log_probs=nobody"]
+    assert [problem.code for problem in load("grpo_sync", sets).check()] == ["FR020", "FR020"]
+    off = ["nodes.actor_update.kl_coef=0.0", "nodes.actor_update.reads={ref_log_probs: nobody}"]
+    assert {problem.code for problem in load("grpo_sync", off).check()} == {"FR030"}
+
+
+def test_a_misspelt_input_says_nothing_about_the_fields_that_are_read() -> None:
+    sets = ["nodes.actor_update.reads={old_log_prob: anchor}", "nodes.old_logprob.writes={log_probs: anchor}"]
+    assert [problem.code for problem in load("grpo_sync", sets).check()] == ["FR013"]
+
+
+def test_a_node_that_reads_what_it_writes_is_offered_what_others_write() -> None:
+    source, loop = {"use": "Source", "writes": {"value": "raw"}}, {"use": "Optional"}
+    (problem,) = check({"a": source, "b": loop})
+    assert (problem.code, problem.fix) == ("FR040", "reads: {value: raw}")
+    assert problem.notes == ("'raw' (Sample[float], written by a) has the right type",)
+    (problem,) = check({"a": source, "m": mix("raw", "y", to="y")})
+    assert (problem.code, problem.fix) == ("FR040", "raw instead of y")
+    (problem,) = check({"m": mix("y", to="y")})
+    assert (problem.code, problem.fix) == ("FR040", "let m read a field that another node writes")
+
+
+def test_the_fix_of_one_field_of_many_keeps_the_others() -> None:
+    nodes = {"a": {"use": "Source"}, "l": {"use": "Label"}, "m": mix("value", "label", to="y")}
+    (problem,) = check(nodes)
+    assert (problem.code, problem.fix) == ("FR022", "a field of type Sample[float] instead of label")
+
+
+def test_a_second_writer_is_one_problem_with_names_that_are_free() -> None:
+    nodes = {"a": {"use": "Rollout", "model": "policy", "pool": "gpu"}}
+    nodes |= {"b": nodes["a"], "c": {"use": "Label", "writes": {"label": "response_b"}}}
+    sections = {"models": {"policy": {"path": "x"}}, "pools": {"gpu": {}}}
+    (problem,) = check(nodes, **sections)
+    assert problem.fact == "nodes.b writes 'response_mask', 'response', which nodes.a writes already"
+    assert (problem.code, problem.place.path) == ("FR021", "nodes.b")
+    assert problem.fix == "writes: {response_mask: response_mask_b, response: response_2}"
+
+
+@pytest.mark.parametrize(
+    ("node", "written", "fix"),
+    [
+        ("b", "value", "writes: {value: value_b}"),
+        ("b", "x", "writes: {value: value_b}"),
+        ("value", "value", "writes: {value: value_2}"),
+    ],
+)
+def test_an_output_that_the_user_has_named_is_refused_where_he_has_named_it(node: str, written: str, fix: str) -> None:
+    first = {"a": {"use": "Source", "writes": {"value": written}}, "other": {"use": "Source"}}
+    first = first if written != "value" else {"a": first["a"]}
+    problem, *more = (p for p in check({**first, node: {"use": "Source", "writes": {"value": written}}}) if p)
+    assert (problem.code, problem.place.path, more) == ("FR021", f"nodes.{node}.writes.value", [])
+    assert problem.fix == fix.replace("value_b", "x_b" if written == "x" else "value_b")
+
+
+def test_an_output_led_astray_is_led_back_to_who_reads_it() -> None:
+    (problem,) = load("grpo_sync", ["nodes.reward.writes={reward: prompt}"]).check()
+    assert (problem.code, problem.place.path) == ("FR021", "nodes.reward.writes.reward")
+    assert problem.fix == "writes: {reward: reward}"
+
+
+def test_a_node_that_writes_one_field_twice_is_told_at_the_second_output() -> None:
+    nodes = {"n": {"use": "NotFinite", "writes": {"limit": "z", "weights_of_tokens": "z"}}}
+    problem = next(problem for problem in check(nodes) if problem.code == "FR021")
+    assert (problem.place.path, problem.fix) == ("nodes.n.writes.limit", "writes: {limit: limit}")
+
+
 # One cause, one error.
+
+
+def test_a_sync_with_an_unknown_pool_is_told_that_it_takes_none() -> None:
+    (problem,) = load("grpo_sync", ["nodes.weight_sync.pool=trian"]).check()
+    assert problem.code == "FR053"
+
+
+def test_a_rollout_without_a_pool_is_one_error_under_every_schedule() -> None:
+    for mode in ("sync", "colocate_async"):
+        found = load("grpo_sync", ["nodes.rollout.pool=null", f"schedule={{mode: {mode}}}"]).check()
+        assert [problem.code for problem in found if problem.severity == "error"] == ["FR050"], mode
+
+
+def test_a_wrong_gate_is_no_cycle() -> None:
+    nodes = {
+        "rollout": {"use": "Rollout", "model": "policy", "pool": "gpu"},
+        "old": {"use": "Read", "model": "policy", "pool": "gpu"},
+        "update": {"use": "Writer", "model": "policy", "pool": "gpu"},
+        "gate": {"use": "LateGate", "gate": "keep"},
+        "sync": {"use": "Sync", "model": "policy"},
+    }
+    sections = {"models": {"policy": {"path": "x", "trainable": True}}, "pools": {"gpu": {}}}
+    assert codes(nodes, **sections) == ["FR028"]
+
+
+def test_fields_that_are_written_too_seldom_are_one_error_for_each_reader() -> None:
+    found = [p for p in load("grpo_sync", ["nodes.rollout.every=2"]).check() if p.code == "FR029"]
+    assert len(found) == len({problem.place.path for problem in found}) == 5
+    (update,) = (problem.fact for problem in found if problem.place.path == "nodes.actor_update")
+    assert update == (
+        "nodes.actor_update reads 'prompt_ids', 'response_ids', 'rollout_log_probs', 'temperature' in every step, but "
+        "nodes.rollout writes them in every 2nd step"
+    )
+
+
+@pytest.mark.parametrize(("path", "known"), [("me/arith-tiny", True), ("arith-tinny", False)])
+def test_a_hub_id_is_no_slip_of_a_shipped_name(path: str, known: bool) -> None:
+    found = load("grpo_sync", [f"params.base={path}"]).check()
+    assert [problem.code for problem in found if problem.severity == "error"] == ["FR010"] * (not known)
+
+
+# Batches that cannot be cut.
+
+
+def cut(updates: int, minibatch: int, *more: str) -> list[Problem]:
+    sets = [f"schedule={{mode: separate_async, updates_per_sync: {updates}}}", "pools.generate={shares: null}"]
+    sets.append(f"nodes.actor_update.minibatch={minibatch}")
+    return [p for p in load("grpo_sync", [*sets, *more]).check() if p.severity == "error"]
+
+
+def test_two_batches_between_two_syncs_are_two_steps_of_the_optimizer() -> None:
+    assert cut(1, 32, "nodes.old_logprob=null", "schedule.max_staleness=0") == []
+    (problem,) = cut(2, 16, "nodes.old_logprob=null", "schedule.max_staleness=0")
+    assert problem.code == "FR026"
+    assert "2 optimizer steps in one cycle need old_log_probs" in problem.fact
+
+
+@pytest.mark.parametrize(
+    ("updates", "minibatch", "fix"),
+    [
+        (3, 16, "updates_per_sync: 2, or batch.prompts: 48"),
+        (64, 16, "updates_per_sync: 2, or batch.prompts: 1024"),
+        (3, 10, "batch.prompts: 60"),
+    ],
+)
+def test_batches_that_do_not_divide_the_prompts_are_one_error_of_the_schedule(
+    updates: int, minibatch: int, fix: str
+) -> None:
+    (problem,) = cut(updates, minibatch, "nodes.old_logprob=null")
+    assert (problem.code, problem.place.path, problem.fix) == ("FR060", "schedule.updates_per_sync", fix)
+    ways = {"updates_per_sync": "schedule.updates_per_sync", "batch.prompts": "batch.prompts"}
+    for way in fix.split(", or "):
+        key, _, number = way.partition(": ")
+        assert cut(updates, minibatch, f"{ways[key]}={number}") == []
+
+
+@pytest.mark.parametrize("prompts", [8, 12, 30])
+@pytest.mark.parametrize("minibatch", [1, 2, 5, 7])
+@pytest.mark.parametrize("workers", [1, 5, 9, 40])
+def test_the_first_fix_of_a_mini_batch_is_enough(prompts: int, minibatch: int, workers: int) -> None:
+    sets = [f"batch={{prompts: {prompts}, group: 1}}", f"pools.train.workers={workers}"]
+    made = load("grpo_sync", [*sets, f"nodes.actor_update.minibatch={minibatch}"])
+    errors = [problem for problem in made.check() if problem.severity == "error"]
+    if errors:
+        (problem,) = errors
+        key, _, number = problem.fix.partition(", ")[0].partition(": ")
+        fixed = [*sets, f"nodes.actor_update.minibatch={minibatch}"]
+        fixed.append(f"{key.replace('minibatch', 'nodes.actor_update.minibatch')}={number}")
+        left = [p.code for p in load("grpo_sync", fixed).check() if p.severity == "error"]
+        # A batch with fewer rows than workers needs two changes, of which each is one fix.
+        assert left == (["FR061"] if workers > prompts and problem.code == "FR060" else [])
 
 
 def test_a_node_whose_writes_are_refused_may_write_anything() -> None:

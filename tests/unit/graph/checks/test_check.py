@@ -298,7 +298,7 @@ def test_fr060_more_updates_than_prompts_is_refused_not_a_crash() -> None:
 
 def test_fr061_every_rank_gets_a_row() -> None:
     problem = only(GOOD, pools={"gpu": {"workers": 3}})
-    assert (problem.code, problem.fix) == ("FR061", "minibatch: at least 2")
+    assert (problem.code, problem.fix) == ("FR061", "minibatch: 2, or pools.gpu.workers: 2")
     assert "a mini-batch of 1 prompts x 2 samples has 2 rows for 3 workers" in problem.fact
 
 
@@ -324,7 +324,7 @@ def test_no_node_can_be_called_data() -> None:
 def test_a_failure_policy_must_be_possible() -> None:
     problem = only({**GOOD, "update": {**UPDATE, "on_error": "retry"}})
     assert (problem.code, problem.fix) == ("FR007", "on_error: fail")
-    assert problem.fact == "nodes.update (stub_nodes:Update) cannot retry what fails"
+    assert problem.fact == "nodes.update (stub_nodes:Update) cannot have on_error: retry"
 
 
 def test_a_misspelt_engine_key_is_found_among_the_keys_of_every_node() -> None:

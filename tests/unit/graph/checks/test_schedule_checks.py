@@ -47,6 +47,14 @@ def test_fr071_separate_async_on_shared_workers_and_colocate_async_on_separate_o
     assert (problem.code, problem.fix) == ("FR071", "pools.engines: {shares: gpu}, or mode: separate_async")
 
 
+def test_the_fix_of_fr071_clears_what_a_pool_that_shares_may_not_have() -> None:
+    engines = {"workers": 2, "memory_per_worker": 80.0}
+    (problem,) = found(GOOD, schedule={"mode": "colocate_async"}, pools={"gpu": {}, "engines": engines})
+    assert problem.fix == (
+        "pools.engines: {shares: gpu, memory_per_worker: null, workers: null}, or mode: separate_async"
+    )
+
+
 def test_fr070_a_node_that_is_right_for_fresh_samples_only() -> None:
     nodes = {**GOOD, "fresh": {"use": "Fresh", "limit": 1}}
     (problem,) = found(nodes, schedule=separate(max_staleness=3))
@@ -186,7 +194,7 @@ def test_fr029_a_reader_that_runs_more_often_than_its_writer() -> None:
     nodes = {**GOOD, "judge": {"use": "Judge", "every": 2}}
     (problem,) = found(nodes)
     assert (problem.code, problem.place.path) == ("FR029", "nodes.fresh")
-    assert problem.fact == "nodes.fresh reads 'score' in every single step, but nodes.judge writes it in every 2nd"
+    assert problem.fact == "nodes.fresh reads 'score' in every step, but nodes.judge writes it in every 2nd step"
     assert found({**nodes, "fresh": {**GOOD["fresh"], "every": 4}}) == []
     assert [p.code for p in found({**nodes, "fresh": {**GOOD["fresh"], "every": 3}})] == ["FR029"]
 
