@@ -52,9 +52,14 @@ def test_a_run_joins_a_cluster_and_brings_its_own_package(cluster: None, tmp_pat
     run = finish(tmp_path, "run", "fake.yaml", "--address", "auto", *own)
     assert run.code == 0, run.out + run.err
     assert run.metrics[0]["reward/mean"] == 1.0
-    wide = finish(tmp_path, "run", "fake.yaml", "--address", "auto", "--set", "pools.generate.workers=5")
-    assert wide.code == 2
-    assert "the pools ask for 5 CPU; present: 2 CPU" in wide.err
+    dry = finish(tmp_path, "run", "fake.yaml", "--address", "auto", "--dry-run", *own)
+    assert dry.code == 0, dry.out + dry.err
+    assert "the cluster at auto: 1 of 2 CPU asked for: it fits" in dry.out
+    for more in ((), ("--dry-run",)):
+        wide = ("--set", "pools.generate.workers=5")
+        refused = finish(tmp_path, "run", "fake.yaml", "--address", "auto", *wide, *more)
+        assert refused.code == 2
+        assert "the pools ask for 5 CPU; present: 2 CPU" in refused.err
 
 
 def test_an_address_where_nobody_listens_is_an_error_at_once(tmp_path: Path, flowrl: Callable[..., Finished]) -> None:

@@ -196,6 +196,8 @@ def _memory(plan: Plan, sizes: Sizes) -> Iterator[str]:
         rows += [(name, "", "unknown", model.reason) for name, model in memory.unknown.items()]
         if memory.shares:
             rows.append(("peak", "", human_bytes(memory.peak), _peak(memory)))
+        if not rows:
+            yield "    nothing: no node here holds weights"
         yield from table(rows, right=(2,), indent=4)
 
 

@@ -51,7 +51,7 @@ def listed(names: Sequence[str]) -> str:
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), indent: int = 2) -> Iterator[str]:
     """Aligned columns; what is too long in the last one goes on below itself."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     start = indent + sum(widths[:-1]) + 2 * (len(widths) - 1)
     for row in rows:
         cells = [f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
