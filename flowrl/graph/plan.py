@@ -38,12 +38,12 @@ class Plan:
     @property
     def slack(self) -> int:
         """Versions by which the weights of a rollout may lag: the slack of the carried edges."""
-        return getattr(self.document.schedule, "max_staleness", 0)
+        return self.document.max_staleness
 
     @property
     def updates_per_sync(self) -> int:
         """Batches that one step trains before it syncs."""
-        return getattr(self.document.schedule, "updates_per_sync", 1)
+        return self.document.updates_per_sync
 
     def pool_of(self, node: BoundNode) -> str:
         """The group of workers that a node runs on; of a sync, the one of the model's update."""

@@ -233,6 +233,16 @@ class Document(Settings):
         return f"batch.prompts or schedule.{fewest}" if getattr(schedule, fewest) else "batch.prompts"
 
     @property
+    def updates_per_sync(self) -> int:
+        """Batches that one step trains before it syncs."""
+        return self.schedule.updates_per_sync if isinstance(self.schedule, SeparateAsyncSchedule) else 1
+
+    @property
+    def max_staleness(self) -> int:
+        """Most versions that a trained token may be behind."""
+        return self.schedule.max_staleness if isinstance(self.schedule, AsyncSchedule) else 0
+
+    @property
     def prompts_in_flight(self) -> int:
         """Prompts that the schedule keeps in flight."""
         schedule = self.schedule

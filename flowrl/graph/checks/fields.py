@@ -107,9 +107,8 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
 
 def settings_against_fields(subject: Subject) -> Iterator[Problem]:
     """FR026: settings of a node that do not go with what it reads."""
-    schedule, known = subject.document.schedule, subject.graph.fields
-    prompts = subject.document.batch.prompts
-    staleness = getattr(schedule, "max_staleness", 0)
+    known = subject.graph.fields
+    prompts, staleness = subject.document.batch.prompts, subject.document.max_staleness
     if subject.bound.unresolved or not subject.renamed_badly <= known.keys():
         return
     wrong = {path[1] for path in subject.bound.broken if path[:1] == ("nodes",) and len(path) > 1}

@@ -95,7 +95,7 @@ def capacity(subject: Subject) -> Iterator[Problem]:
     if not isinstance(schedule, AsyncSchedule) or schedule.max_in_flight is None or broken:
         return
     in_flight = schedule.max_in_flight
-    batch = -(-prompts // getattr(schedule, "updates_per_sync", 1))
+    batch = -(-prompts // subject.document.updates_per_sync)
     oldest = -(-in_flight // prompts) - 1
     place = subject.place("schedule", "max_in_flight")
     if in_flight < batch:

@@ -11,7 +11,7 @@ from flowrl.graph.pools import physical_name
 from flowrl.graph.sizes.lengths import MINIBATCH
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import count
-from flowrl.spec.document import Document, PoolSpec
+from flowrl.spec.document import PoolSpec
 
 _REACH = 10_000
 """How far from a number its divisors are looked for."""
@@ -99,12 +99,7 @@ def _minibatch(subject: Subject, node: BoundNode) -> int | None:
 
 def _batch(subject: Subject) -> int:
     """Prompts that an update trains at a time."""
-    return max(1, subject.document.batch.prompts // updates_per_sync(subject.document))
-
-
-def updates_per_sync(document: Document) -> int:
-    """Batches that one step trains."""
-    return getattr(document.schedule, "updates_per_sync", 1)
+    return max(1, subject.document.batch.prompts // subject.document.updates_per_sync)
 
 
 def cut_evenly(subject: Subject, node: BoundNode) -> bool:
@@ -112,7 +107,7 @@ def cut_evenly(subject: Subject, node: BoundNode) -> bool:
     minibatch = _minibatch(subject, node)
     if minibatch is None:
         return True
-    even = not subject.document.batch.prompts % updates_per_sync(subject.document)
+    even = not subject.document.batch.prompts % subject.document.updates_per_sync
     return even and minibatch > 0 and not _batch(subject) % minibatch
 
 
@@ -128,7 +123,7 @@ def empty_minibatch(subject: Subject) -> Iterator[Problem]:
 
 def batches_divide(subject: Subject) -> Iterator[Problem]:
     """FR060: the batches between two syncs divide the prompts of a step."""
-    prompts, updates = subject.document.batch.prompts, updates_per_sync(subject.document)
+    prompts, updates = subject.document.batch.prompts, subject.document.updates_per_sync
     found = list(_updates(subject))
     if found and prompts % updates:
         parts = lcm(*(max(minibatch, 1) for _, _, minibatch in found))
@@ -143,7 +138,7 @@ def batches_divide(subject: Subject) -> Iterator[Problem]:
 def minibatch_divides(subject: Subject) -> Iterator[Problem]:
     """FR060: mini-batches divide the batch."""
     document = subject.document
-    updates = updates_per_sync(document)
+    updates = document.updates_per_sync
     per = f" / {updates} updates per sync" if updates > 1 else ""
     for node, prompts, minibatch in _updates(subject):
         if minibatch > 0 and not document.batch.prompts % updates and prompts % minibatch:
