@@ -22,7 +22,6 @@ import types
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pydantic
 from pydantic import ValidationError
@@ -140,16 +139,15 @@ def _unwritable(cls: type[Node]) -> str:
     for name, field in cls.model_fields.items():
         if field.alias is not None or field.validation_alias is not None:
             return f"parameter '{name}' has an alias; give the parameter itself that name"
-    defaults: dict[str, Any] = {}
-    text = "{}"
+    defaults: list[str] = []
     for name in cls.model_fields:
         try:
-            defaults |= {one: value for one, value in default_values(cls, name).items() if value is not None}
-            text = json.dumps(defaults)
+            made = {one: value for one, value in default_values(cls, name).items() if value is not None}
+            defaults += (f"{json.dumps(one)}: {json.dumps(value)}" for one, value in made.items())
         except Exception as error:  # of a user's type, serializer or default factory
             return f"the default of parameter '{name}' has no form in YAML: {_first_line(error)}"
     try:
-        cls.model_validate_json(text)
+        cls.model_validate_json(f"{{{', '.join(defaults)}}}")
     except ValidationError as error:
         for one in error.errors():
             required = one["type"] == "missing" and len(one["loc"]) == 1

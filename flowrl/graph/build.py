@@ -83,10 +83,6 @@ class Graph:
             found.append([graph.edges[source, target]["edge"] for source, target, *_ in path])
         return found
 
-    def before(self, name: str) -> tuple[str, ...]:
-        """Nodes that must have finished, within the step, before this one may."""
-        return tuple(sorted(self.sources[name]))
-
     @cached_property
     def sources(self) -> Mapping[str, frozenset[str]]:
         """For each node those that it waits for within a step; `data` is one of them."""
@@ -158,14 +154,15 @@ def weight_edges(nodes: Iterable[BoundNode]) -> Iterable[Edge]:
 
 def gate_edges(nodes: Mapping[str, BoundNode], field_edges: Iterable[Edge]) -> Iterator[Edge]:
     """From the gate to every node that reads what the gate's ancestors write, and is none of them."""
+    gate = next((node for node in nodes.values() if node.spec.gate is not None), None)
+    if gate is None:
+        return
     sources: dict[str, set[str]] = {}
     for edge in field_edges:
         sources.setdefault(edge.target, set()).add(edge.source)
-    gate = next((node for node in nodes.values() if node.spec.gate is not None), None)
-    if gate is not None:
-        reruns = upstream(sources, [gate.name])
-        waiting = (name for name in nodes if name not in reruns and sources.get(name, set()) & (reruns - {DATA}))
-        yield from (Edge(gate.name, name, "gate", gate.spec.gate or "") for name in waiting)
+    reruns = upstream(sources, [gate.name])
+    waiting = (name for name in nodes if name not in reruns and sources.get(name, set()) & (reruns - {DATA}))
+    yield from (Edge(gate.name, name, "gate", gate.spec.gate or "") for name in waiting)
 
 
 def upstream(sources: Mapping[str, Iterable[str]], names: Iterable[str]) -> set[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.pipeline import VIEWS, Pipeline, load
+from flowrl.pipeline import VIEWS, load
 
 NODES = ["rollout", "reward", "old_logprob", "ref_logprob", "advantage", "actor_update", "weight_sync"]
 SETS = [
@@ -32,17 +31,6 @@ SETS = [
     "schedule={mode: colocate_async}",
 ]
 DRAWN = sorted(set(VIEWS) - {"svg"})
-FAKE = """
-flowrl: 1
-name: fake
-models: {policy: {path: arith-tiny}}
-data: {train: {type: arithmetic, size: 64}}
-batch: {prompts: 8, group: 4}
-pools: {generate: {workers: 1}}
-nodes:
-  rollout: {use: rollout.generate, model: policy, pool: generate, engine: fake, max_tokens: 8}
-  reward: {use: reward.exact_match}
-"""
 
 
 @settings(max_examples=60)
@@ -59,6 +47,6 @@ def test_a_pipeline_without_an_error_can_be_drawn_in_every_view(sets: list[str],
 
 @pytest.mark.parametrize("view", DRAWN)
 def test_a_pipeline_that_holds_no_weights_can_be_drawn(view: str) -> None:
-    text = Pipeline(yaml.safe_load(FAKE)).draw(view)
+    text = load("grpo_sync", ["nodes.rollout.engine=fake"], ["reward"]).draw(view)
     assert "rollout" in text
     assert view != "plan" or "nothing: no node here holds weights" in text

@@ -45,8 +45,8 @@ def test_weights_are_read_then_updated_then_synced_then_used_by_the_next_step() 
         Edge("sync", "rollout", "weights", "policy", distance=1),
     }
     assert found.levels == (("rollout",), ("old",), ("update",), ("sync",))
-    assert found.before("update") == ("old", "rollout")
-    assert found.before("rollout") == (DATA,)
+    assert sorted(found.sources["update"]) == ["old", "rollout"]
+    assert sorted(found.sources["rollout"]) == [DATA]
 
 
 def test_readers_of_another_model_do_not_wait_for_the_update() -> None:
