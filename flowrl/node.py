@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -148,6 +148,26 @@ class Node(Settings):
 
     def setup(self, context: Context) -> None:
         """Load what `run` needs; called once per worker. Keep it in attributes that start with `_`."""
+
+    def close(self) -> None:
+        """End the processes and free the devices that `setup` took; called once, when the run ends."""
+
+    def prompt_lengths(self, model: ModelSpec, prompts: Sequence[Any]) -> Sequence[int] | None:
+        """Of a node that generates: the tokens of each prompt as it will read it; None where it cannot tell.
+
+        Asked before launch, without `setup`, where the data limits its prompts. A prompt is a string or chat messages.
+        """
+        return None
+
+    def workers_per_copy(self) -> int:
+        """Of a node that generates: neighbouring workers of its pool that share one copy of the model."""
+        return 1
+
+    def sleep(self) -> None:
+        """Of a node that generates: leave the device's memory to the training that shares it, until `wake`."""
+
+    def wake(self) -> None:
+        """Of a node that generates: be ready again, under the weights of the last sync."""
 
     def changed(self) -> bool:
         """Of an update: whether its last call changed any weight; if not, there is nothing to sync."""

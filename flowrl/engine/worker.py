@@ -53,9 +53,11 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the processes that this worker started."""
+        """End the processes that this worker and its nodes started."""
         for scorer in self.scorers.values():
             scorer.close()
+        for node in self.nodes.values():
+            node.close()
 
     def blocks(self, call: Call, parts: Sequence[Batch]) -> Iterator[Block]:
         """Run the node; a receipt and the output objects for each block. What the node raises becomes a failure."""
