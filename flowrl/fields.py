@@ -37,6 +37,10 @@ class FieldType:
         """Whether a value may be missing: a reward that could not be scored is null, never 0.0."""
         return self.axis in ("Sample", "Prompt") and self.dtype in ("float", "json")
 
+    def accepts(self, other: FieldType) -> bool:
+        """Whether a port of this type may read a field of another: text, numbers and bools are JSON too."""
+        return other == self or (other.axis == self.axis and self.dtype == "json")
+
     def shape(self, num_prompts: int, group_size: int) -> str:
         """Shape for P prompts of n samples; token axes are jagged, their lengths are known only when run."""
         num_samples = num_prompts * group_size

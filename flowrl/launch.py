@@ -17,10 +17,12 @@ from flowrl.data.stream import PromptStream
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.local import LocalCluster
 from flowrl.engine.loop import Loop
-from flowrl.engine.setup import num_cores, worker_setups
+from flowrl.engine.setup import accelerators_here, num_cores, worker_setups
 from flowrl.errors import PipelineError, Problem, RunError
+from flowrl.graph.checks.weights import refused_placements
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
+from flowrl.loading import Notes, load_prompts
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History
@@ -43,13 +45,13 @@ class Result:
 
 def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
     """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
-    refuse_unavailable(plan)
+    refuse_unavailable(plan, reading, accelerators_here(local, address))
     if local:
         plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
     elif address is None:
         require(plan, reading, {"CPU": float(num_cores())})
-    train = plan.document.data["train"]
-    prompts = PromptStream(train.load(), plan.document.run.seed, train.shuffle)
+    notes = Notes()
+    prompts = load_prompts(plan, reading, notes)
     folder = make_folder(plan, reading)
     recorder = make_recorders(
         plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
@@ -57,6 +59,7 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
     )  # fmt: skip
     for warning in plan.warnings:
         recorder.note(warning.render(), "warning")
+    notes.send_to(recorder.note)
     history = History()
     recorder.add(history)
     with signals_restored():
@@ -65,15 +68,18 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
 
 
 def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) -> str:
-    """What a run would find: raises what `launch` would before it starts workers, else says how the pools fit.
+    """What a run would find: raises what `launch` would before it starts workers, else says how the pools fit, and
+    what the data gives.
 
     With an address, the cluster there is asked; nothing is placed on it.
     """
-    refuse_unavailable(plan)
-    plan.document.data["train"].load()
+    refuse_unavailable(plan, reading, accelerators_here(local, address))
+    notes = Notes()
+    load_prompts(plan, reading, notes)
+    data = "".join(f"\n  {note}" for note in notes.kept)
     try_folder(plan, reading)
     if local:
-        return "this process: one worker a pool, whatever the pools ask for"
+        return f"this process: one worker a pool, whatever the pools ask for{data}"
     where, present = "this machine", {"CPU": float(num_cores())}
     if address is not None:
         from flowrl.engine.pools import RayCluster
@@ -83,16 +89,23 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
             where, present = f"the cluster at {address}", cluster.connect()
         finally:
             cluster.close()
+        refuse_unavailable(plan, reading, bool(present.get("GPU")))
     require(plan, reading, present)
     asked = {name: amount for name, amount in asked_for(plan, present).items() if amount}
     shown = ", ".join(f"{_shown(amount)} of {_shown(present.get(name, 0.0))} {name}" for name, amount in asked.items())
-    return f"{where}: {shown} asked for: it fits"
+    return f"{where}: {shown} asked for: it fits{data}"
 
 
-def refuse_unavailable(plan: Plan) -> None:
-    """FR079: what this version can plan and not run is refused here, before anything starts."""
-    if any(problem.code == "FR079" for problem in plan.warnings):
-        raise PipelineError([replace(p, severity="error") if p.code == "FR079" else p for p in plan.warnings])
+def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None) -> None:
+    """What may be planned and cannot be run (FR079), or not yet here: a model to fetch (FR010), a way for weights that
+    needs GPUs where there are none (FR056).
+    """
+    syncs = [node for node in plan.graph.nodes.values() if node.weights == "syncs"]
+    routes = [(node, plan.pool_of(node), plan.engine_pools(node.model)) for node in syncs]
+    found = [replace(p, severity="error") if p.code in ("FR010", "FR079") else p for p in plan.warnings]
+    found += refused_placements(reading, routes, accelerators)
+    if any(problem.severity == "error" for problem in found):
+        raise PipelineError(found)
 
 
 def make_folder(plan: Plan, reading: Reading) -> RunFolder:
@@ -137,6 +150,7 @@ def run_recorded(
             cluster = RayCluster(plan.pools, modules, num_cores(), address, recorder.stage)
             resources = cluster.connect()
             device = "cuda" if resources.get("GPU") else "cpu"
+            refuse_unavailable(plan, reading, device == "cuda")
             if address is not None or device == "cuda":
                 require(plan, reading, resources)
         on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does

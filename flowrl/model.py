@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from flowrl.errors import nearest
 
 
 class Settings(BaseModel):
@@ -54,19 +57,45 @@ class OptimizerSpec(Settings):
     """Gradient norm above which gradients are scaled down; `.inf` switches clipping off."""
 
 
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Names that transformers knows; beside them it takes kernels of the hub, named like models."""
+_KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
+
+
 class ModelSpec(Settings):
     """One causal language model."""
 
     path: str = Field(min_length=1)
-    """A shipped name (`arith-tiny`), a folder, or a hub id."""
+    """A shipped name (`arith-tiny`), a fetched one (`smollm2`), a folder, `gguf:FILE.gguf`, or a hub id."""
+    revision: str | None = Field(None, min_length=1)
+    """Branch, tag or commit of a hub id; null is `main`."""
+    tokenizer: str | None = Field(None, min_length=1)
+    """Another model to take the tokenizer of, named like `path`; null is the model's own."""
+    chat_template: str | None = Field(None, min_length=1)
+    """File with a Jinja template, or its text, in the place of the tokenizer's own; null keeps that."""
     trainable: bool = False
     """Whether an update node may change the weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in memory."""
+    attn_implementation: str | None = None
+    """How transformers computes attention: `eager`, `sdpa`, `flash_attention_2`, ...; null leaves it the choice."""
+    trust_remote_code: bool = False
+    """Whether Python files that come with the model may be run."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """Over the workers of its pool: a copy of weights and optimizer on each, or a share of them on each."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Used when the model is trainable."""
+
+    @model_validator(mode="after")
+    def _attention_is_possible(self) -> Self:
+        asked = self.attn_implementation or ATTENTION[0]
+        if asked not in ATTENTION and not _KERNEL.fullmatch(asked):
+            fact = f"transformers has no attention called '{asked}'"
+            raise SettingError("attn_implementation", fact, nearest(asked, ATTENTION))
+        if asked.startswith("flash_") and self.dtype == "float32":
+            fact = f"{asked} computes in 16 bits, not in float32"
+            raise SettingError(("attn_implementation", "dtype"), fact, "attn_implementation: sdpa")
+        return self
 
     @model_validator(mode="after")
     def _trains_in_a_wide_type(self) -> Self:

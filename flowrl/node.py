@@ -67,6 +67,10 @@ class Context:
     """CPU threads that this worker may use for computing."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """Objects that the nodes of this worker share, such as loaded models."""
+    reads: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The fields that each port reads."""
+    timeout: float | None = None
+    """Seconds that one call may take, or one row where rows are scored alone; None is no limit."""
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -92,6 +96,8 @@ class Node(Settings):
     """Which pools are allowed."""
     compares_samples: ClassVar[bool] = False
     """Compares a sample with the others of its group, so that a group of one carries no signal."""
+    toy_model: ClassVar[str] = "arith-tiny"
+    """Model, by name or folder, with which a node that uses one can be tried on toy batches."""
     input_ports: ClassVar[Mapping[str, Port]] = {}
     """Ports of `run`; filled in by the class definition."""
     output_ports: ClassVar[Mapping[str, Port]] = {}
@@ -142,6 +148,13 @@ class Node(Settings):
         """
         return ""
 
+    def refuses_placement(self, trains_on: str, generates_on: Sequence[str], accelerators: bool | None = None) -> str:
+        """Of a sync: why it cannot carry weights from one pool to the pools that generate with them; empty if it can.
+
+        Asked before launch; then `accelerators` says whether the machines have any, and is None for a mere check.
+        """
+        return ""
+
     def max_staleness(self) -> float:
         """How many versions older than the weights a sample may be for `run` to be right."""
         return math.inf
@@ -169,6 +182,14 @@ class Node(Settings):
     def wake(self) -> None:
         """Of a node that generates: be ready again, under the weights of the last sync."""
 
+    def rows_per_call(self) -> int:
+        """Of a node whose rows are scored alone: how many `run` takes at once, where that is cheaper.
+
+        It may yield them as they are done, and keeps each to the context's `timeout`. A call that fails is tried again
+        row by row.
+        """
+        return 1
+
     def changed(self) -> bool:
         """Of an update: whether its last call changed any weight; if not, there is nothing to sync."""
         return True
@@ -185,7 +206,7 @@ class Node(Settings):
         """Whether rows are judged one by one and may stay without a value: then one bad row hurts no other."""
         return (
             cls.scope == "sample"
-            and cls.weights is None
+            and cls.weights in (None, "reads")
             and cls.pure
             and cls.cardinality == "keeps"
             and bool(cls.output_ports)
@@ -195,7 +216,7 @@ class Node(Settings):
     @classmethod
     def scores_alone(cls, on_error: str) -> bool:
         """Whether, under this policy for failures, each row runs alone in a process that can be killed."""
-        return cls.scores_rows() and on_error in ("unscored", "drop")
+        return cls.scores_rows() and cls.weights is None and on_error in ("unscored", "drop")
 
 
 _RESERVED = frozenset(dir(BaseModel)) | frozenset(dir(Node)) | ENGINE_KEYS

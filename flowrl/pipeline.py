@@ -69,7 +69,8 @@ class Pipeline:
         bound = self._found.nodes.items()
         parameters = {name: node.node.model_dump(mode="json") for name, node in bound if node.node is not None}
         nodes = {
-            name: NodeSpec.model_validate(spec.model_dump() | parameters.get(name, {}))
+            # Those that were not given among those that were, in the order of the class.
+            name: NodeSpec.model_validate(spec.model_dump(exclude=set(spec.params)) | parameters.get(name, spec.params))
             for name, spec in document.nodes.items()
         }
         return dump_resolved(document.model_copy(update={"nodes": nodes}))

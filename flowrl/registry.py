@@ -178,7 +178,7 @@ def find(use: str, folder: Path) -> NodeRef:
     if not where or not name:
         raise UnknownNode(_without_class(use, folder))
     if where.endswith(".py"):
-        return _from_file(use, folder / where, where, name)
+        return ref_to_file(use, folder / where, where, name)
     if not all(part.isidentifier() for part in where.split(".")):
         raise UnknownNode(f"'{where}' is neither a module, such as my_pkg.nodes, nor a file, such as ./my_nodes.py")
     return NodeRef(use, where, name)
@@ -189,7 +189,7 @@ def _without_class(use: str, folder: Path) -> str:
     where = use.removesuffix(":")
     if not where.endswith(".py"):
         return f"'{use}' names no class: write a library name, my_pkg.nodes:Class or ./my_nodes.py:Class"
-    classes = node_classes(_from_file(use, folder / where, where, "").imported())
+    classes = node_classes(ref_to_file(use, folder / where, where, "").imported())
     example = f"{where}:{classes[0] if classes else 'Class'}"
     known = f"its node classes: {', '.join(classes)}" if classes else "it has no node class"
     return f"'{use}' names a file and no class in it: write {example}; {known}"
@@ -209,11 +209,6 @@ def library_names() -> list[str]:
         f"{path.parent.name}.{path.stem}" for path in files if not str(path).startswith("_") and path.stem[0] != "_"
     ]
     return sorted(ours + [entry.name for entry in _added()])
-
-
-def shipped_models() -> list[str]:
-    """Names of the models that come with flowrl."""
-    return sorted(path.name for path in (Path(__file__).parent / "nodes" / "assets").glob("*/"))
 
 
 def _library(use: str) -> NodeRef:
@@ -240,9 +235,10 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def _from_file(use: str, path: Path, shown: str, name: str) -> NodeRef:
+def ref_to_file(use: str, path: Path, shown: str, name: str, text: str | None = None) -> NodeRef:
+    """A reference to a name in a file, whose text is read unless it is given. Raises `UnknownNode`."""
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8") if text is None else text
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         missing = isinstance(error, FileNotFoundError)

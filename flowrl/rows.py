@@ -102,7 +102,8 @@ class Rows:
         """Positions that sort trajectories by identity, so that results never depend on the order of arrival."""
         rank = np.empty(self.num_groups, dtype=np.int64)
         rank[self.group_order()] = np.arange(self.num_groups)
-        return np.lexsort((self.output, self.session, rank[self.group]))
+        order: Ints = np.lexsort((self.output, self.session, rank[self.group]))
+        return order
 
     def select(self, groups: Array, index: Array) -> Rows:
         """The trajectories at `index`, in this order, with the groups at `groups`, which must hold all of theirs."""

@@ -19,6 +19,7 @@ import flowrl
 from flowrl.errors import PipelineError, nearest
 from flowrl.graph.build import DATA
 from flowrl.pipeline import load
+from flowrl.spec.data_paths import named_files
 from flowrl.spec.document import Document
 from flowrl.spec.load import SHIPPED, found_file, load_file, load_text, shipped_pipelines
 from flowrl.spec.params import REFERENCE
@@ -178,6 +179,8 @@ def _copied(path: Path, name: str, folder: Path) -> str:
 
 
 def _with_value(data: Any, path: Path_, value: str) -> Any:
+    if isinstance(data, list):
+        return [_with_value(item, path[1:], value) if number == path[0] else item for number, item in enumerate(data)]
     return {**data, path[0]: _with_value(data.get(path[0]), path[1:], value)} if path else value
 
 
@@ -206,16 +209,23 @@ def _moved(tree: Tree, old: Path, new: Path) -> Iterator[tuple[Path_, str]]:
         yield ("extends",), _base(base.tree.value, old, new)
     if old.resolve() == new.resolve():
         return
-    for section, key in (("data", "path"), ("models", "path"), ("nodes", "use")):
+    for place, found in _files(tree):
+        value, coded, of_model = found.value, place[-1] in ("use", "call"), place[0] == "models"
+        match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if match and match[1] in _entries(tree, "params"):
+            value, place = _entries(tree, "params")[match[1]].tree.value, ("params", match[1])
+        if isinstance(value, str) and (moved := _path(value, old, new, coded, of_model)):
+            yield place, moved
+
+
+def _files(tree: Tree) -> Iterator[tuple[Path_, Tree]]:
+    """The values that may name files."""
+    for name, entry in _entries(tree, "data").items():
+        yield from named_files(entry.tree, ("data", name))
+    for section, key in (("models", "path"), ("nodes", "use")):
         for name, entry in _entries(tree, section).items():
-            found = entry.tree.entries.get(key)
-            value = found.tree.value if found is not None else None
-            place: Path_ = (section, name, key)
-            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if match and match[1] in _entries(tree, "params"):
-                value, place = _entries(tree, "params")[match[1]].tree.value, ("params", match[1])
-            if isinstance(value, str) and (moved := _path(section, value, old, new)):
-                yield place, moved
+            if key in entry.tree.entries:
+                yield (section, name, key), entry.tree.entries[key].tree
 
 
 def _entries(tree: Tree, section: str) -> Mapping[str, Any]:
@@ -232,12 +242,15 @@ def _base(value: str, old: Path, new: Path) -> str:
     return _relative(path, new) if not Path(value).is_absolute() else value
 
 
-def _path(section: str, value: str, old: Path, new: Path) -> str:
-    """The value as written from the new folder; empty where it names no file, or one from the root."""
-    where, colon, cls = value.rpartition(":") if section == "nodes" else (value, "", "")
-    if not where or where.startswith(("/", "~")) or (section == "nodes" and not where.endswith(".py")):
+def _path(value: str, old: Path, new: Path, coded: bool, of_model: bool) -> str:
+    """The value as written from the new folder; empty where it names no file, or one from the root.
+
+    What is `coded` names something in a file: `./file.py:Class`.
+    """
+    where, colon, cls = value.rpartition(":") if coded else (value, "", "")
+    if not where or where.startswith(("/", "~")) or (coded and not where.endswith(".py")):
         return ""
-    if section == "models" and not (where.startswith(("./", "../")) or (old / where).is_dir()):
+    if of_model and not (where.startswith(("./", "../")) or (old / where).is_dir()):
         return ""
     return _relative(old / where, new) + colon + cls
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from flowrl.data.base import BAD_DATA, DataSet, Row
-from flowrl.errors import Place, Problem
+from flowrl.data.base import BAD_DATA, DataSet, Placed
+from flowrl.data.rows import Row
+from flowrl.errors import Problem
 from flowrl.fields import FieldType
 from flowrl.model import SettingError
 
@@ -35,20 +34,18 @@ class Arithmetic(DataSet):
             raise SettingError(("low", "high"), f"low ({self.low}) must be below high ({self.high})")
         return self
 
-    def columns(self) -> dict[str, FieldType]:
+    def field_types(self) -> dict[str, FieldType]:
         """Prompt, answer and the name of the source."""
         return {name: FieldType("Prompt", "str") for name in ("prompt", "answer", "data_source")}
 
-    def problems(
-        self, place: Callable[[str], Place], num_needed: int = 1, lower: str = "batch.prompts"
-    ) -> list[Problem]:
+    def problems(self, place: Placed, num_needed: int = 1, lower: str = "batch.prompts") -> list[Problem]:
         """Too few rows for a batch."""
         if self.size >= num_needed:
             return []
         fact = f"{num_needed} prompts are needed at once, but the data set has {self.size}"
         return [Problem(BAD_DATA, place("size"), fact, f"write size: {num_needed} or more, or lower {lower}")]
 
-    def load(self) -> list[Row]:
+    def rows(self, place: Placed) -> list[Row]:
         """All sums, the same for the same settings on every machine."""
         draw = random.Random(self.seed)
         span = self.high - self.low
@@ -58,5 +55,4 @@ class Arithmetic(DataSet):
 
     def fingerprint(self) -> str:
         """Of the settings, from which the rows follow."""
-        text = f"arithmetic {self.size} {self.seed} {self.low} {self.high}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.digest(self.size, self.seed, self.low, self.high)

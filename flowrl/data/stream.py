@@ -7,12 +7,14 @@ such thing for `Generator.permutation`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.data.base import Row
+from flowrl.data.rows import Loaded, Mixed, Part, Row, Streamed
+from flowrl.errors import PipelineError, RunError
 
 
 class Prompt(NamedTuple):
@@ -22,53 +24,66 @@ class Prompt(NamedTuple):
     row: Row
 
 
-def prompt_uid(epoch: int, row: int, attempt: int = 0) -> str:
-    """`u17`, in the second epoch `u17e1`, tried for the third time `u17e1a2`."""
-    return f"u{row}" + f"e{epoch}" * (epoch > 0) + f"a{attempt}" * (attempt > 0)
+def prompt_uid(epoch: int, row: int, attempt: int = 0, source: int = 0) -> str:
+    """`u17`, in the second epoch `u17e1`, tried for the third time `u17e1a2`; of a mixture's second source `u17s1`."""
+    return f"u{row}" + f"s{source}" * (source > 0) + f"e{epoch}" * (epoch > 0) + f"a{attempt}" * (attempt > 0)
 
 
-def epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
-    """A permutation of the rows; shape (num_rows,)."""
-    words = np.random.Philox(np.random.SeedSequence([abs(seed), int(seed < 0), epoch])).random_raw(num_rows)
+def epoch_order(num_rows: int, seed: int, epoch: int, *more: int) -> list[int]:
+    """A permutation of the rows; shape (num_rows,). `more` tells sources and stretches of a stream apart."""
+    entropy = [abs(seed), int(seed < 0), epoch, *more]
+    words = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(num_rows)
     return [int(row) for row in np.argsort(words, kind="stable")]
 
 
 class PromptStream:
     """Rows without end, epoch after epoch."""
 
-    def __init__(self, rows: Sequence[Row], seed: int, shuffle: bool = True) -> None:
-        assert rows, "a data set has at least one row"
-        self._rows, self._seed, self._shuffle = rows, seed, shuffle
+    def __init__(self, rows: Loaded, seed: int, shuffle: bool = True) -> None:
+        parts = rows.parts if isinstance(rows, Mixed) else (Part(rows, shuffle=shuffle),)
+        self._parts = [_Turns(part, seed, number) for number, part in enumerate(parts)]
+        self._pattern = Pattern([part.weight for part in parts])
         self._cursor = 0
         # Positions passed over because their row was in the batch already; they come first in the next batch.
         self._waiting: list[int] = []
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, num_prompts: int) -> list[Prompt]:
-        """The next prompts, no row twice among them even where an epoch ends inside the batch."""
-        assert num_prompts <= len(self._rows), f"{num_prompts} different rows out of {len(self._rows)}"
-        batch: dict[int, Prompt] = {}
+        """The next prompts, no row twice among them even where an epoch ends inside the batch.
+
+        Raises `RunError` where a row that is read in the run is wrong.
+        """
+        try:
+            if short := self.shortage(num_prompts):
+                raise RunError(short)
+            return self._take(num_prompts)
+        except PipelineError as error:
+            raise RunError(str(error)) from error
+
+    def _take(self, num_prompts: int) -> list[Prompt]:
+        batch: dict[tuple[int, int], Prompt] = {}
         queue, self._waiting = self._waiting, []
         while len(batch) < num_prompts:
             if not queue:
                 queue, self._cursor = [self._cursor], self._cursor + 1
             position = queue.pop(0)
-            epoch, row = self._at(position)
-            if row in batch:
+            source, turn = self._pattern.at(position)
+            epoch, row = self._parts[source].at(turn)
+            if (source, row) in batch:
                 self._waiting.append(position)
             else:
-                batch[row] = Prompt(prompt_uid(epoch, row), self._rows[row])
+                uid = prompt_uid(epoch, row, source=source)
+                batch[source, row] = Prompt(uid, self._parts[source].row(row))
         self._waiting += queue
         return list(batch.values())
 
-    def _at(self, position: int) -> tuple[int, int]:
-        """Epoch and row at a position of the stream."""
-        epoch, place = divmod(position, len(self._rows))
-        if not self._shuffle:
-            return epoch, place
-        if self._order[0] != epoch:
-            self._order = (epoch, epoch_order(len(self._rows), self._seed, epoch))
-        return epoch, self._order[1][place]
+    def shortage(self, num_prompts: int) -> str:
+        """Why so many prompts cannot be had at once; empty when they can. Reads on where rows are streamed."""
+        for part, share in zip(self._parts, self._pattern.shares, strict=True):
+            least = max(1, math.ceil(share * num_prompts - 1e-9))
+            if not part.reaches(least):
+                whose = f" of '{part.name}'" if part.name else ""
+                return f"{least} prompts{whose} are needed at once, but there are {part.num_rows}"
+        return ""
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, for a checkpoint."""
@@ -77,3 +92,73 @@ class PromptStream:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._cursor, self._waiting = int(state["cursor"]), [int(position) for position in state["waiting"]]
+
+
+class _Turns:
+    """Which row of one source comes at its k-th turn.
+
+    Rows are shuffled in stretches: the whole epoch where all rows are there, the window of a stream.
+    """
+
+    def __init__(self, part: Part, seed: int, number: int) -> None:
+        self.name, self._rows, self._defaults = part.name, part.rows, part.defaults
+        self._seed, self._shuffle, self._number = seed, part.shuffle, number
+        self._order: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that there are, of a stream those that have been read."""
+        return self._rows.num_read if isinstance(self._rows, Streamed) else len(self._rows)
+
+    def reaches(self, num_rows: int) -> bool:
+        """Whether there are so many rows."""
+        return self._rows.reaches(num_rows) if isinstance(self._rows, Streamed) else len(self._rows) >= num_rows
+
+    def row(self, position: int) -> Row:
+        """The row at a position of the data."""
+        row = self._rows[position]
+        return {**self._defaults, **row} if self._defaults else row
+
+    def at(self, turn: int) -> tuple[int, int]:
+        """Epoch and row at a turn."""
+        window = self._rows.window if isinstance(self._rows, Streamed) else len(self._rows)
+        # Only when the stretch of a stream has been read is it known whether the epoch ends in it.
+        ended = not (isinstance(self._rows, Streamed) and self._rows.reaches(turn - turn % window + window))
+        epoch, place = divmod(turn, self.num_rows) if ended else (0, turn)
+        if not self._shuffle:
+            return epoch, place
+        start = place - place % window
+        if self._order[0] != (epoch, start):
+            size = min(window, self.num_rows - start) if ended else window
+            more = [self._number, start] if start else [self._number] if self._number else []
+            self._order = ((epoch, start), epoch_order(size, self._seed, epoch, *more))
+        return epoch, start + self._order[1][place - start]
+
+
+class Pattern:
+    """Whose turn it is: each source gets its share of every stretch, to within one prompt.
+
+    R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): of the sources that may have a turn
+    without running ahead, the one whose turn is due first.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.shares = [weight / sum(weights) for weight in weights]
+        self._slack = 1 - 1 / max(2 * len(weights) - 2, 1)
+        self._turns = [0] * len(weights)
+        self._past: list[tuple[int, int]] = []
+
+    def at(self, position: int) -> tuple[int, int]:
+        """The source at a position, and how many turns it had before."""
+        if len(self.shares) == 1:
+            return 0, position
+        while len(self._past) <= position:
+            source = self._next(len(self._past) + 1)
+            self._past.append((source, self._turns[source]))
+            self._turns[source] += 1
+        return self._past[position]
+
+    def _next(self, number: int) -> int:
+        every = range(len(self.shares))
+        ready = [one for one in every if self.shares[one] * number >= self._turns[one] + 1 - self._slack - 1e-9]
+        return min(ready or every, key=lambda one: (self._turns[one] + self._slack) / self.shares[one])

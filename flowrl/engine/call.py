@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.functions import sent_code
 from flowrl.metrics import Failure, Metric
 from flowrl.model import ModelSpec
 from flowrl.node import Node
@@ -28,6 +29,8 @@ class NodeSetup:
     """Fields of each object that a call returns: fields with the same readers travel together."""
     on_error: str
     timeout: float | None
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Text of the files in which its parameters name functions, by path."""
 
     @property
     def fields_read(self) -> tuple[str, ...]:
@@ -36,7 +39,8 @@ class NodeSetup:
 
     def made(self) -> Node:
         """The node, from its parameters as the document has them."""
-        node = validated(self.ref.load(), dict(self.params))
+        with sent_code(self.code):
+            node = validated(self.ref.load(), dict(self.params))
         assert isinstance(node, Node)
         return node
 

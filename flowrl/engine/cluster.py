@@ -23,11 +23,17 @@ class Cluster(Protocol):
     ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
         """Run a node on a worker: for each block its receipt and the references to its outputs."""
 
-    async def send(self, worker: str, node: str) -> Any:
-        """A reference to the weights that a sync node of this worker sends."""
+    async def receiver(self, worker: str, node: str) -> Any:
+        """What a sync node of this worker says to those that send weights to it."""
 
-    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
-        """Let a sync node of this worker load these weights."""
+    def send(self, worker: str, node: str, receivers: Sequence[Any]) -> AsyncIterator[Any]:
+        """References to the weights that a sync node of this worker sends, part by part.
+
+        The next part is made when one is taken, so that no more than two are there at a time.
+        """
+
+    async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
+        """Let a sync node of this worker load a part."""
 
     def close(self) -> None:
         """End every worker and every process that was started."""

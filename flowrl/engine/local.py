@@ -46,13 +46,18 @@ class LocalCluster:
         for receipt, outputs in self.workers[worker].blocks(call, refs):
             yield receipt, list(outputs)
 
-    async def send(self, worker: str, node: str) -> Any:
-        """The weights themselves."""
-        return self.workers[worker].send(node)
+    async def receiver(self, worker: str, node: str) -> Any:
+        """What it says."""
+        return self.workers[worker].receiver(node)
 
-    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
-        """Load them."""
-        self.workers[worker].receive(node, weights, version)
+    async def send(self, worker: str, node: str, receivers: Sequence[Any]) -> AsyncIterator[Any]:
+        """The parts themselves."""
+        for part in self.workers[worker].send(node, receivers):
+            yield part
+
+    async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
+        """Load it."""
+        self.workers[worker].receive(node, part, version)
 
     def close(self) -> None:
         """Nothing was started."""

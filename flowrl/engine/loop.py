@@ -57,6 +57,7 @@ class Loop:
         self.store = Store()
         self.load = Counter[str]()
         self.changed: set[str] = set()
+        self.receivers: dict[str, Sequence[Any]] = {}
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
@@ -134,6 +135,8 @@ class Loop:
         if node.weights == "syncs":
             pools = sorted({*pools, *self.plan.engine_pools(node.model)})
         names = [worker for pool in pools for worker in self.workers[pool]]
+        if node.weights == "generates":
+            names = names[:: node.workers_per_copy]  # the first worker of each copy speaks for the others
         if node.weights is None:
             free = [name for name in names if not self.load[name]]
             return free if node.scores_rows else free[:1]
@@ -185,13 +188,20 @@ class Loop:
         if node.model in self.changed:
             version = self.versions[node.model] + 1
             engines = [worker for pool in self.plan.engine_pools(node.model) for worker in self.workers[pool]]
-            sent = await asyncio.gather(*(self.cluster.send(worker, node.name) for worker in senders))
-            await asyncio.gather(*(self.cluster.receive(worker, node.name, sent[0], version) for worker in engines))
+            if node.name not in self.receivers:
+                asked = (self.cluster.receiver(worker, node.name) for worker in engines)
+                self.receivers[node.name] = await asyncio.gather(*asked)
+            await asyncio.gather(*(self.forward(sender, engines, node.name, version) for sender in senders))
             self.versions[node.model] = version
             self.changed.remove(node.model)
         self.load.subtract(workers)
         receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, ()))
+
+    async def forward(self, sender: str, engines: Sequence[str], node: str, version: int) -> None:
+        """Let every engine load each part that a sender sends, before the next one is taken."""
+        async for part in self.cluster.send(sender, node, self.receivers[node]):
+            await asyncio.gather(*(self.cluster.receive(worker, node, part, version) for worker in engines))
 
     async def next_arrival(self, progress: Progress) -> Arrival:
         """Wait for news; say who is late; raise what went wrong."""
@@ -229,10 +239,19 @@ class Loop:
             self.ranks_left[node.name, receipt.settled] = ranks_left
         else:
             progress.settle(node.name, receipt.settled)
-        if node.scores_rows and progress.is_done(node.name) and self.tally.all_failed(node.name):
+        if progress.is_done(node.name):
+            self.stop_if_too_many_failed(node, receipt)
+
+    def stop_if_too_many_failed(self, node: BoundNode, receipt: Receipt) -> None:
+        """Rows that fail are left out; when most of a step's are, what is left says little, and nobody looks."""
+        num_failed, num_rows = self.tally.num_failed(node.name), self.tally.num_rows(node.name)
+        limit = self.plan.document.run.max_failed
+        if num_failed > limit * num_rows:
             first = self.tally.failures[node.name][0]
-            raise RunError(f"every row of step {receipt.step} failed, the first with {first.error}", node=node.name,
-                           worker=receipt.worker, rows=first.rows, details=first.traceback)  # fmt: skip
+            share = f"{num_failed} of {num_rows} rows of step {receipt.step} failed (run.max_failed: {limit:g})"
+            share = share if num_failed < num_rows else f"every row of step {receipt.step} failed"
+            raise RunError(f"{share}, the first with {first.error}", node=node.name, worker=receipt.worker,
+                           rows=first.rows, details=first.traceback)  # fmt: skip
 
     def record(self) -> None:
         """Write down what was collected; left until the workers have been given their next tasks."""

@@ -66,13 +66,19 @@ class RayWorker:
             for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:  # noqa: UP028
                 yield item
 
-    def send(self, node: str) -> Any:
-        """Weights of a sync node."""
-        return self.worker.send(node)
+    def send(self, node: str, receivers: Sequence[Any]) -> Iterator[Any]:
+        """Weights of a sync node, part by part."""
+        yield from self.worker.send(node, receivers)
 
-    def receive(self, node: str, weights: Any, version: int) -> None:
-        """Load weights into the engine."""
-        self.worker.receive(node, weights, version)
+    @ray.method(concurrency_group="receive")
+    def receiver(self, node: str) -> Any:
+        """What senders of weights must know."""
+        return self.worker.receiver(node)
+
+    @ray.method(concurrency_group="receive")
+    def receive(self, node: str, part: Any, version: int) -> None:
+        """Load a part of the weights into the engine."""
+        self.worker.receive(node, part, version)
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
@@ -80,8 +86,11 @@ class RayWorker:
         self.worker.close()
 
 
-_Actor = _ray.remote(concurrency_groups={"control": 4})(RayWorker)
-"""Calls run one at a time; those of the group `control` are answered beside a running call."""
+_Actor = _ray.remote(concurrency_groups={"control": 4, "receive": 1})(RayWorker)
+"""Calls run one at a time, beside those of the group `control`.
+
+Weights are received, one part at a time, beside the call that sends them: it may be of the same worker.
+"""
 
 
 class RayCluster:
@@ -199,15 +208,20 @@ class RayCluster:
         for ref in outputs:  # a stream that breaks off ends with its error in place of an output
             await _done(ref, call.node, worker)
 
-    async def send(self, worker: str, node: str) -> Any:
-        """A reference to the weights; they never come to the driver."""
-        ref = self.actors[worker].send.remote(node)
-        await _done(ref, node, worker)
-        return ref
+    async def receiver(self, worker: str, node: str) -> Any:
+        """What a sync node says."""
+        return await _done(self.actors[worker].receiver.remote(node), node, worker)
 
-    async def receive(self, worker: str, node: str, weights: Any, version: int) -> None:
-        """Let an engine load them."""
-        await _done(self.actors[worker].receive.remote(node, weights, version), node, worker)
+    async def send(self, worker: str, node: str, receivers: Sequence[Any]) -> AsyncIterator[Any]:
+        """References to parts of the weights; they never come to the driver."""
+        # The worker goes on when the one part that may wait has been taken.
+        stream = self.actors[worker].send.options(num_returns="streaming", _generator_backpressure_num_objects=1)
+        async for part in stream.remote(node, receivers):
+            yield part  # a stream that breaks off ends with its error, which whoever receives it will raise
+
+    async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
+        """Let an engine load one."""
+        await _done(self.actors[worker].receive.remote(node, part, version), node, worker)
 
     def close(self) -> None:
         """End the actors and, if it was started here, Ray itself."""

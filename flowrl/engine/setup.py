@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from flowrl.engine.call import NodeSetup, WorkerSetup
+from flowrl.functions import code_named_in
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 
@@ -20,6 +22,14 @@ sleeping at once takes half as long again on an idle one.
 def num_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def accelerators_here(local: bool, address: str | None) -> bool | None:
+    """Whether a run would find any on this machine; None where a cluster must be asked."""
+    if local or address is not None:
+        return False if local else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip()
+    return visible not in ("", "-1") and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: bool = True) -> list[WorkerSetup]:
@@ -56,5 +66,5 @@ def _homes(plan: Plan, node: BoundNode) -> Sequence[str]:
 def _setup(plan: Plan, node: BoundNode) -> NodeSetup:
     return NodeSetup(
         node.name, node.ref, node.spec.params, node.model, node.reads, node.writes, plan.outputs[node.name],
-        node.on_error, node.spec.timeout,
+        node.on_error, node.spec.timeout, code_named_in(node.spec.params),
     )  # fmt: skip

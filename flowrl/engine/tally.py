@@ -28,17 +28,17 @@ class Tally:
         """A block has arrived."""
         self._metrics.append(receipt.metrics)
         self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
-        self._num_rows[receipt.node] += len(receipt.rows)
+        names = {name for failure in receipt.failures for name in failure.rows}
+        self._num_rows[receipt.node] += len(receipt.rows) + len(names.difference(receipt.rows.names()))
         self.failures.setdefault(receipt.node, []).extend(receipt.failures)
 
     def num_failed(self, node: str) -> int:
         """Rows of a node that went wrong; a failure that names none counts as one."""
         return sum(max(1, len(failure.rows)) for failure in self.failures.get(node, ()))
 
-    def all_failed(self, node: str) -> bool:
-        """Whether a node that scores rows alone could not score a single one."""
-        num_failed = self.num_failed(node)
-        return num_failed > 0 and num_failed >= self._num_rows[node]
+    def num_rows(self, node: str) -> int:
+        """Rows that a node has written or failed on."""
+        return self._num_rows[node]
 
     def metrics(self) -> dict[str, float]:
         """All metrics of the step; call it when the step has ended.

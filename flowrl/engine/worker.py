@@ -12,7 +12,8 @@ from typing import Any
 from flowrl.batch import COLUMN_CLASSES, Batch
 from flowrl.column import Column
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
-from flowrl.engine.scorer import Scorer, arguments
+from flowrl.engine.rowwise import arguments
+from flowrl.engine.scorer import Scorer
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups
 from flowrl.metrics import Report, collect, failure_of
@@ -33,6 +34,7 @@ class Worker:
         self.nodes: dict[str, Node] = {}
         self.scorers: dict[str, Scorer] = {}
         self.by_name = {node.name: node for node in setup.nodes}
+        self.asleep = False
 
     def load(self) -> None:
         """Make every node and let it load what it needs."""
@@ -49,7 +51,7 @@ class Worker:
         setup = self.setup
         return Context(
             spec.name, spec.model, setup.models, setup.rank, setup.num_ranks, setup.device, setup.seed,
-            setup.num_threads, self.shared,
+            setup.num_threads, self.shared, spec.reads, spec.timeout,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -90,13 +92,17 @@ class Worker:
             report.failed, out = True, None  # what failed is not to be left out
         return out, out is None
 
-    def send(self, node: str) -> Any:
-        """Weights for the engines, from a sync node."""
-        return self._sync_node(node).send()
+    def receiver(self, node: str) -> Any:
+        """What a sync node says to those that send weights to this worker."""
+        return self._sync_node(node).receiver()
 
-    def receive(self, node: str, weights: Any, version: int) -> None:
-        """Load these weights into the engine of this worker."""
-        self._sync_node(node).receive(weights, version)
+    def send(self, node: str, receivers: Sequence[Any]) -> Iterator[Any]:
+        """Weights for the engines, part by part, from a sync node."""
+        return iter(self._sync_node(node).send(receivers))
+
+    def receive(self, node: str, part: Any, version: int) -> None:
+        """Load a part of the weights into the engines of this worker."""
+        self._sync_node(node).receive(part, version)
 
     def _sync_node(self, name: str) -> Any:
         return self.nodes[name]
@@ -117,9 +123,18 @@ class Worker:
         if spec.name in self.scorers:
             yield self._output(spec, self.scorers[spec.name].score(inputs), inputs.rows)
             return
+        self._share_device(node)
         result = node.run(**arguments(spec.reads, node, inputs))  # type: ignore[attr-defined]
         for out in result if isinstance(result, Iterator) else [result]:
             yield self._output(spec, out, inputs.rows)
+
+    def _share_device(self, node: Node) -> None:
+        """Before a model computes here the engines leave it the device's memory; before they generate they are back."""
+        asleep = node.weights != "generates"
+        if node.weights is not None and asleep != self.asleep:
+            for engine in (other for other in self.nodes.values() if other.weights == "generates"):
+                engine.sleep() if asleep else engine.wake()
+            self.asleep = asleep
 
     def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
         chosen = [take_groups(project(part, spec.fields_read), call.uids) for part in parts]

@@ -45,6 +45,8 @@ class BoundNode:
     """Optional ports that its settings need."""
     switched_off: frozenset[str] = frozenset()
     """Optional ports that its settings do not read."""
+    workers_per_copy: int = 1
+    """Of one that generates: neighbouring workers of its pool that share a copy of the model."""
 
     @property
     def pool(self) -> str:
@@ -119,6 +121,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
                 found.cls, spec.params, reading.place, ("nodes", name), known=ENGINE_KEYS, homes=homes()
             )
             needs = _needs(node) if node is not None else {}
+            workers_per_copy = node.workers_per_copy() if node is not None else 1
         except Exception as error:  # what a user's class raises when it is made is a mistake like any other
             problems.append(raised(name, found.cls, error, reading))
             continue
@@ -127,7 +130,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         # What a wrong setting would have asked for is not known.
         demands = frozenset() if wrong else frozenset(port for port, wanted in needs.items() if wanted)
         off = frozenset(port for port, wanted in needs.items() if not wanted)
-        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off)
+        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off, workers_per_copy)
         nodes[name], wrong = _connect(bare, reading, broken)
         problems += wrong
     return Bound(nodes, tuple(problems), _unresolved(nodes, reading, broken), frozenset(broken))

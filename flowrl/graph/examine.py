@@ -43,7 +43,7 @@ def examine(reading: Reading, folder: Path, goals: Collection[str] = ()) -> Foun
     if lost:
         return Found((*reading.problems, *bound.problems, *lost), None, bound.nodes)
     data_is_broken = any(p.code == "FR018" for p in reading.problems) or reading.is_broken(("data", "train"))
-    columns = {} if data_is_broken else document.data["train"].columns()
+    columns = {} if data_is_broken else document.data["train"].field_types()
     graph = build(bound.nodes, columns)
     if goals:
         graph = build(part(bound.nodes, leading_to(graph, goals)), columns)

@@ -19,7 +19,7 @@
 | FR015 | unknown `$name` |
 | FR016 | `extends` of a missing file, or in a circle |
 | FR017 | bad `--set` |
-| FR018 | the file of a data set: missing, a bad line, too few rows |
+| FR018 | the data of a data set: missing, a bad row, a wrong setting, too few rows |
 | FR019 | a node needs a `model:` or takes none (found by the graph) |
 | FR072 | a key that the chosen schedule does not use |
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from flowrl.data.arithmetic import Arithmetic
+from flowrl.data.base import NAME_PATTERN, Name, Text
+from flowrl.data.hf import Hf
 from flowrl.data.jsonl import Jsonl
+from flowrl.data.mixture import Mixture
+from flowrl.data.parquet import Parquet
+from flowrl.data.python import Python
+from flowrl.data.reasoning_gym import ReasoningGym
 from flowrl.model import ModelSpec, OptimizerSpec, SettingError, Settings
 
-_NAME, _PIPELINE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$", r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+_PIPELINE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 PATTERNS: Mapping[str, str] = {
-    _NAME: "begin with a letter or _, and go on with letters, digits, _ and -",
+    NAME_PATTERN: "begin with a letter or _, and go on with letters, digits, _ and -",
     _PIPELINE_NAME: "begin with a letter, a digit or _, and go on with letters, digits, ., _ and -",
 }
 """What to write for a value that must match one of the document's patterns."""
 
-Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=80)]
-"""Name of a model, data set, pool or node: no dots, for `--set` and metric names use those."""
-FieldName = Annotated[str, StringConstraints(min_length=1)]
-"""Name of a field: a node's output, or a column of the data, which may be called anything."""
+FieldName = Text
+"""Name of a field: a node's output, or a column of the data."""
 
 
 class BatchSpec(Settings):
@@ -145,6 +149,8 @@ class RunSpec(Settings):
     """Leave out the nodes that nobody needs, and the models that only they use."""
     strict_io: bool = False
     """Check every output of a node against its type."""
+    max_failed: float = Field(default=0.9, ge=0, le=1)
+    """The run stops when a greater share of a step's rows fails in a node that leaves failed rows without a value."""
 
 
 class MlflowTracking(Settings):
@@ -176,7 +182,7 @@ class CheckpointSpec(Settings):
     """Whether a run goes on from the newest complete checkpoint of its folder."""
 
 
-DataSpec = Annotated[Arithmetic | Jsonl, Field(discriminator="type")]
+DataSpec = Annotated[Arithmetic | Jsonl | Parquet | Hf | ReasoningGym | Python | Mixture, Field(discriminator="type")]
 ScheduleSpec = Annotated[SyncSchedule | ColocateAsyncSchedule | SeparateAsyncSchedule, Field(discriminator="mode")]
 TrackingSpec = Annotated[MlflowTracking | NoTracking, Field(discriminator="type")]
 
@@ -270,8 +276,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "a schedule of mode separate_async": SeparateAsyncSchedule,
     "checkpoint": CheckpointSpec,
     "the document itself": Document,
-    "data.<name> of type arithmetic": Arithmetic,
-    "data.<name> of type jsonl": Jsonl,
+    **{f"data.<name> of type {one.model_fields['type'].default}": one for one in get_args(get_args(DataSpec)[0])},
     "tracking of type mlflow": MlflowTracking,
 }
 """Every section by name, for telling where a misplaced key belongs; the first that has a key wins."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import Place, Problem, closest
+from flowrl.model_files import GGUF, is_inline
 from flowrl.spec import codes
+from flowrl.spec.data_paths import with_full_paths
 from flowrl.spec.document import Document, homes
 from flowrl.spec.load import Loaded, found_file, from_python, load_file
 from flowrl.spec.merge import incomplete, merge, overlay, with_bases
@@ -122,36 +124,52 @@ def _read(loaded: Loaded, shown: str, path: Path, sets: Sequence[str]) -> Readin
     return Reading(document, tuple(_in_order(problems, shown)), resolved, broken, tree)
 
 
+_PATHS = (
+    ("models", "path"), ("models", "tokenizer"), ("models", "chat_template"), ("nodes", "use"),
+    ("nodes", "call"),
+)  # fmt: skip
+"""Keys of the entries of a section that may name files."""
+
+
 def _anchored(tree: Tree) -> Tree:
     """The tree with every relative path of a file made absolute, from the folder of the file that says it.
 
     A document may extend one in another folder, and the resolved document is kept in the run folder.
     """
     sections = {section: entry.tree for section, entry in tree.entries.items()}
-    for section, key in (("data", "path"), ("models", "path"), ("nodes", "use")):
+    for section, key in _PATHS:
         entries = sections[section].entries.items() if section in sections else ()
         if entries:
             parts = {name: _with_full_path(entry.tree, section, key) for name, entry in entries}
             sections[section] = with_parts(sections[section], parts)
+    if "data" in sections:
+        sets = {name: with_full_paths(entry.tree) for name, entry in sections["data"].entries.items()}
+        sections["data"] = with_parts(sections["data"], sets)
     return with_parts(tree, sections)
 
 
 def _with_full_path(tree: Tree, section: str, key: str) -> Tree:
-    """One data set, model or node; the same object where the value of `key` names no file.
-
-    A model may be a shipped name or a hub id, and a node the name of a class.
-    """
+    """One data set, model or node; the same object where the value of `key` names no file."""
     entry = tree.entries.get(key)
     value = entry.tree.value if entry is not None else None
     if entry is None or not isinstance(value, str) or not value:
         return tree
-    if section == "nodes" and not value.rpartition(":")[0].endswith(".py"):
-        return tree
-    full = os.path.normpath(os.path.join(os.path.abspath(entry.tree.folder), os.path.expanduser(value)))
-    if section == "models" and not (value.startswith(("./", "../", "~/")) or os.path.isdir(full)):
+    prefix = GGUF if section == "models" and value.startswith(GGUF) else ""
+    file = os.path.expanduser(value.removeprefix(prefix))
+    full = os.path.normpath(os.path.join(os.path.abspath(entry.tree.folder), file))
+    if not prefix and not _names_a_file(section, key, value, full):
         return tree
     parts = {name: entry.tree for name, entry in tree.entries.items()}
-    return with_parts(tree, {**parts, key: Tree(full, entry.tree.span, entry.tree.origin)})
+    return with_parts(tree, {**parts, key: Tree(prefix + full, entry.tree.span, entry.tree.origin)})
+
+
+def _names_a_file(section: str, key: str, value: str, full: str) -> bool:
+    """A model may be a shipped name or a hub id too, a chat template its own text, a node the name of a class."""
+    if section == "nodes":
+        return value.rpartition(":")[0].endswith(".py")
+    if key == "chat_template":
+        return not is_inline(value)
+    return value.startswith(("./", "../", "~/")) or value.endswith(".gguf") or os.path.isdir(full)
 
 
 def _data_problems(reading: Reading) -> list[Problem]:
@@ -162,8 +180,8 @@ def _data_problems(reading: Reading) -> list[Problem]:
         if reading.is_broken(("data", name)):
             continue
 
-        def place(key: str, name: str = name) -> Place:
-            return reading.place(("data", name, key))
+        def place(*keys: str, name: str = name) -> Place:
+            return reading.place(("data", name, *keys))
 
         sized = name == "train" and not any(map(reading.is_broken, (("batch", "prompts"), ("schedule",))))
         document = reading.document

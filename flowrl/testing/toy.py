@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -17,11 +17,17 @@ from flowrl.model import ModelSpec
 from flowrl.node import Context, Node
 from flowrl.rows import Rows, offsets_of
 
-MODEL = "arith-tiny"
 VOCABULARY = 20
 """Token ids lie below this, and from 2 up: the shipped model reads them, and none of them ends or pads."""
 OF_SAMPLES: tuple[Axis, ...] = ("Sample", "Token", "PromptToken")
 LENGTHS = (3, 0, 1, 5, 2)
+KNOWN: Mapping[str, Callable[[int], Any]] = {
+    "prompt": lambda i: f"{i}+2=",
+    "entry": lambda i: {
+        "question": f"{i}+2=", "answer": f"{i + 2}", "metadata": {"source_dataset": "basic_arithmetic"}
+    },
+}  # fmt: skip
+"""Columns of data that mean something, and that no row lacks: the value of each prompt."""
 
 
 def toy_batch(
@@ -90,7 +96,9 @@ class _Toy:
             return PromptToken(self.rows, values, offsets_of(sizes), self.rows.group.copy())
         size = self.rows.num_groups if type_.axis == "Prompt" else len(self.rows)
         drawn = self._single(draw, type_, size)
-        if type_.nullable:
+        if name in KNOWN and type_ == FieldType("Prompt", "json"):
+            drawn = [KNOWN[name](index) for index in range(size)]
+        elif type_.nullable:
             drawn[max(0, size - self.nulls) :] = [None] * min(size, self.nulls)
         return COLUMN_CLASSES[type_.axis](self.rows, as_array(drawn, type_.dtype))
 
@@ -120,7 +128,7 @@ class _Toy:
 
 def toy_context(node: Node, seed: int = 0) -> Context:
     """A worker of its own on the CPU; a node that works on a model gets the shipped one, to train."""
-    spec = ModelSpec(path=MODEL, trainable=True)
+    spec = ModelSpec(path=node.toy_model, trainable=True)
     name = "policy" if node.weights is not None else None
     return Context(node=type(node).__name__, model=name, models={"policy": spec}, seed=seed)
 

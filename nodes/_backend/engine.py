@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flowrl.node import Context
+from flowrl.nodes._backend.chat import Prompt
 from flowrl.rows import Array
+
+if TYPE_CHECKING:
+    from flowrl.nodes._backend.weights import Bucket, Update
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Sampling:
 
     max_tokens: int
     temperature: float
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; the tokens that hold them are part of it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Request:
     prompt: Sequence[int]
     """Token ids."""
     seeds: Sequence[int]
-    """One for each session: a session's tokens depend on its own seed alone, not on who shares the batch."""
+    """One for each session, in a row of consecutive numbers (`seed_of`): a session's tokens depend on its own seed
+    alone, not on who shares the batch."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,9 @@ class Completion:
     versions: Array
     """The weights that made each token."""
     text: str
-    """Without special tokens."""
+    """All its tokens as text, without special ones."""
     finish_reason: str
-    """`stop` (the model ended it), `length` (out of tokens) or `abort`."""
+    """`stop` (the model or a stop text ended it), `length` (out of tokens) or `abort`."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +64,91 @@ class Finished:
     sessions: Sequence[Completion | Exception]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How an engine wants its weights."""
+
+    dtype: str = ""
+    """Type that floats are cast to before they are sent; empty where the engine takes any."""
+    transports: tuple[str, ...] = ("shm",)
+    """Ways in which it can take them."""
+    num_processes: int = 1
+    """Processes that hold a part of the model."""
+    name: str = ""
+    """No other engine has it; only for transports that must tell engines apart."""
+
+
 class Engine(Protocol):
     """A rollout engine."""
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each prompt, as the model expects a user's turn."""
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt, as the model expects a user's turn, or the messages of a chat."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests as they finish, several at a time where they finish together."""
 
-    def update_weights(self, weights: Any, version: int) -> None:
-        """Generate with these weights (`_backend.weights.Weights`) from now on."""
+    def wants(self) -> Wanted:
+        """What the sender of weights must know."""
+
+    def begin_update(self, update: Update) -> None:
+        """New weights are coming; until `finish_update` nothing is generated. Raises `WeightsError` if they cannot fit.
+
+        An engine that sleeps takes back the memory that it needs for them.
+        """
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        """Take some of them."""
+
+    def finish_update(self, version: int) -> None:
+        """All have come: generate with them from now on. Raises `WeightsError` if one is missing or is another."""
 
     def version(self) -> int:
         """Version of the weights in use."""
 
+    def sleep(self) -> None:
+        """Leave the device's memory to others until `wake`; nothing is generated meanwhile."""
+
+    def wake(self) -> None:
+        """Be ready again, with the weights of the last update."""
+
+    def close(self) -> None:
+        """End the processes that the engine started."""
+
+
+class Idle:
+    """What an engine without processes or memory of its own does about them: nothing."""
+
+    def sleep(self) -> None:
+        """Nothing to give."""
+
+    def wake(self) -> None:
+        """Nothing to take back."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def require_ready(updating: bool, asleep: bool = False) -> None:
+    """Raises where an engine would generate with weights of which only a part has come, or with none."""
+    if updating:
+        raise RuntimeError("the engine holds only a part of its new weights: the last update has not ended")
+    if asleep:
+        raise RuntimeError("the engine sleeps: it must wake before it generates")
+
+
+def refusal(position: int, request: Request, max_length: int) -> Finished | None:
+    """A request whose prompt leaves no room for a response, or has nothing to respond to, with the reason."""
+    if 0 < len(request.prompt) < max_length:
+        return None
+    reason = f"has {len(request.prompt)} tokens, the model takes {max_length} with the response"
+    error = ValueError(f"the prompt {reason}" if request.prompt else "the prompt is empty")
+    return Finished(position, [error] * len(request.seeds))
+
 
 def seed_of(run_seed: int, uid: str, session: int) -> int:
-    """64-bit seed of one session, from nothing but the run's seed and its identity."""
-    digest = hashlib.blake2b(f"{run_seed}/{uid}/{session}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    """Seed of one session, below 2^63, from nothing but the run's seed and its identity; consecutive in a group."""
+    digest = hashlib.blake2b(f"{run_seed}/{uid}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 2) + session
 
 
 def engines_of(context: Context) -> dict[str, Engine]:

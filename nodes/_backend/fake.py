@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from flowrl.model import Settings
-from flowrl.nodes._backend.engine import Completion, Finished, Request, Sampling
+from flowrl.nodes._backend.chat import Prompt
+from flowrl.nodes._backend.engine import Completion, Finished, Idle, Request, Sampling, Wanted, require_ready
+
+if TYPE_CHECKING:
+    from flowrl.nodes._backend.weights import Bucket, Update
 
 END = 0
 """The token that ends a response."""
@@ -30,26 +34,49 @@ class Script(Settings):
     """Token ids lie below this; a smaller one lets a real model read them."""
 
 
-class FakeEngine:
+class FakeEngine(Idle):
     """See the module docstring; implements `_backend.engine.Engine`."""
 
     def __init__(self, script: Script) -> None:
         self._script, self._version = script, 0
+        self._updating = self._asleep = False
 
     def version(self) -> int:
         """Version of the weights that it was last given."""
         return self._version
 
-    def update_weights(self, weights: Any, version: int) -> None:
-        """Take note of the version."""
-        self._version = version
+    def wants(self) -> Wanted:
+        """Weights of any type, for it looks at none."""
+        return Wanted()
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """The bytes of each prompt."""
-        return [self._tokens(prompt) for prompt in prompts]
+    def begin_update(self, update: Update) -> None:
+        """Generate nothing until the end of the update."""
+        self._updating = True
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        """It has no weights."""
+        assert self._updating, "an update begins first"
+
+    def finish_update(self, version: int) -> None:
+        """Take note of the version."""
+        self._updating, self._version = False, version
+
+    def sleep(self) -> None:
+        """Generate nothing until `wake`."""
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Be ready again."""
+        self._asleep = False
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The bytes of each prompt; of messages, those of what they say."""
+        texts = (p if isinstance(p, str) else "\n".join(str(turn["content"]) for turn in p) for p in prompts)
+        return [self._tokens(text) for text in texts]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests in the order of their scripted times."""
+        require_ready(self._updating, self._asleep)
         start = time.monotonic()
         seconds = [self._script.seconds[position % len(self._script.seconds)] for position in range(len(requests))]
         for position in np.argsort(seconds, kind="stable").tolist():

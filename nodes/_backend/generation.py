@@ -6,7 +6,7 @@ many sessions share it. So a prompt is prefilled once for its whole group, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from flowrl.model import ModelSpec
-from flowrl.nodes._backend.engine import Completion, Finished, Request, Sampling
+from flowrl.nodes._backend.chat import ChatFormat, Prompt, encode_prompts
+from flowrl.nodes._backend.drawn import Drawn
+from flowrl.nodes._backend.engine import Finished, Idle, Request, Sampling, Wanted, refusal, require_ready
+from flowrl.nodes._backend.loading import Loading
 from flowrl.nodes._backend.models import end_tokens, load_model, load_tokenizer
-from flowrl.nodes._backend.weights import Weights, checksum_of, pack, unpack
+from flowrl.nodes._backend.weights import Bucket, Update, name_of
 from flowrl.rows import Array, Jagged
 
 
@@ -33,38 +36,15 @@ class Prefix(NamedTuple):
     """(B, vocabulary) of the next token."""
 
 
-class Drawn:
-    """The tokens that the S sessions of some requests have drawn so far."""
-
-    def __init__(self, requests: Sequence[Request], limits: Array, max_tokens: int) -> None:
-        self.num_sessions = np.array([len(request.seeds) for request in requests])
-        self.request = np.repeat(np.arange(len(requests)), self.num_sessions)
-        self.limit = limits[self.request]
-        # A stream of its own for each session: who else is in the batch changes nothing.
-        streams = [np.random.Generator(np.random.Philox(key=seed)) for request in requests for seed in request.seeds]
-        self.uniform = np.stack([stream.random(max_tokens) for stream in streams])
-        self.ids = np.zeros(self.uniform.shape, dtype=np.int64)
-        self.log_probs = np.zeros(self.uniform.shape, dtype=np.float32)
-        self.versions = np.zeros(self.uniform.shape, dtype=np.int64)
-        self.length = np.zeros(len(self.request), dtype=np.int64)
-        self.stopped = np.zeros(len(self.request), dtype=np.bool_)
-
-    def completion(self, session: int, decode: Callable[[list[int]], str]) -> Completion:
-        """What a finished session has drawn."""
-        drawn = slice(0, int(self.length[session]))
-        ids, log_probs = self.ids[session, drawn], self.log_probs[session, drawn]
-        reason = "stop" if self.stopped[session] else "length"
-        return Completion(ids, log_probs, self.versions[session, drawn], decode(ids.tolist()), reason)
-
-
-class TransformersEngine:
+class TransformersEngine(Idle):
     """See the module docstring; implements `_backend.engine.Engine`."""
 
-    def __init__(self, spec: ModelSpec, device: str, chat_template: bool, max_sequences: int) -> None:
+    def __init__(self, spec: ModelSpec, device: str, chat: ChatFormat, max_sequences: int) -> None:
         self._model = load_model(spec, device)
-        self._tokenizer = load_tokenizer(spec.path)
+        self._tokenizer = load_tokenizer(spec)
         self._device, self._max_sequences, self._version = device, max_sequences, 0
-        self._chat_template = chat_template and self._tokenizer.chat_template is not None
+        self._chat = chat
+        self._loading: Loading | None = None
         config = self._model.config.get_text_config()
         sources = (self._model.generation_config, config, self._tokenizer)
         self._end_tokens = end_tokens(*(getattr(source, "eos_token_id", None) for source in sources))
@@ -75,31 +55,37 @@ class TransformersEngine:
         """Version of the weights in use; 0 before the first update."""
         return self._version
 
-    def update_weights(self, weights: Weights, version: int) -> None:
-        """Copy the weights in; compare checksums where the sender made one."""
-        unpack(weights, self._model)
-        if weights.checksum:
-            here = pack(self._model, str(self._model.dtype).removeprefix("torch.")).arrays
-            if checksum_of(here) != weights.checksum:
-                raise RuntimeError("the engine's weights differ from the training weights after the sync")
-        self._version = version
+    def wants(self) -> Wanted:
+        """Weights of its own type."""
+        return Wanted(name_of(self._model.dtype))
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def begin_update(self, update: Update) -> None:
+        """See whether the weights will fit."""
+        self._loading = Loading(self._model, update.manifest)
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        """Copy the weights in."""
+        assert self._loading is not None, "an update begins first"
+        self._loading.load(bucket)
+
+    def finish_update(self, version: int) -> None:
+        """Compare checksums where the sender made some, and generate with the new weights."""
+        assert self._loading is not None, "an update begins first"
+        self._loading.finish()
+        self._loading, self._version = None, version
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt, through the chat template where the tokenizer has one."""
-        if not self._chat_template:
-            return list(self._tokenizer(list(prompts))["input_ids"])
-        turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        texts = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        # The template has written the special tokens, so the tokenizer must not add them again.
-        return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
+        return encode_prompts(self._tokenizer, prompts, self._chat)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests as they finish; at most `max_sequences` sessions (or one request) are worked on at a time."""
+        require_ready(updating=self._loading is not None)
         wave: list[int] = []
         num_sessions = 0
         for position, request in enumerate(requests):
-            if not 0 < len(request.prompt) < self._max_length:
-                yield [self._refuse(position, request)]
+            if refused := refusal(position, request, self._max_length):
+                yield [refused]
                 continue
             if wave and num_sessions + len(request.seeds) > self._max_sequences:
                 yield from self._generate(wave, requests, sampling)
@@ -108,11 +94,6 @@ class TransformersEngine:
             num_sessions += len(request.seeds)
         if wave:
             yield from self._generate(wave, requests, sampling)
-
-    def _refuse(self, position: int, request: Request) -> Finished:
-        reason = f"has {len(request.prompt)} tokens, the model takes {self._max_length} with the response"
-        error = ValueError(f"the prompt {reason}" if request.prompt else "the prompt is empty")
-        return Finished(position, [error] * len(request.seeds))
 
     def _generate(
         self, wave: Sequence[int], requests: Sequence[Request], sampling: Sampling
@@ -126,7 +107,7 @@ class TransformersEngine:
             ids, log_probs = sample(prefix.logits, branch, drawn.uniform[active, step], sampling.temperature)
             drawn.ids[active, step], drawn.log_probs[active, step] = ids, log_probs
             drawn.versions[active, step] = self._version
-            stopped = np.isin(ids, self._end_tokens)
+            stopped = np.isin(ids, self._end_tokens) | drawn.texts_end(active, step, sampling.stop, self._decode)
             drawn.stopped[active] = stopped
             ended = stopped | (step + 1 >= drawn.limit[active])
             drawn.length[active[ended]] = step + 1

@@ -1,58 +1,66 @@
-"""Loading causal language models and tokenizers by shipped name, folder or hub id."""
+"""Loading causal language models and tokenizers by shipped name, folder, GGUF file or hub id."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowrl.convert import folder_of_gguf, quiet
 from flowrl.model import ModelSpec
+from flowrl.model_files import (
+    GGUF,
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    ModelError,
+    fault_of,
+    gguf_file,
+    is_local,
+    local_folder,
+    template_fault,
+    template_text,
+)
 from flowrl.node import Context
+from flowrl.nodes._backend.hub import not_given, reached
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ASSETS = Path(__file__).parent.parent / "assets"
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
 T = TypeVar("T")
 
 
-class ModelError(ValueError):
-    """A model cannot be used: the message says which, why, and what to do."""
+def resolve(path: str, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> str:
+    """Where to load from: a folder with one of the files, be it that of a GGUF file's model, or a hub id.
+
+    Raises `ModelError` for what is neither, and for a hub that does not answer.
+    """
+    fault = fault_of(path, files)
+    if fault is not None:
+        raise ModelError(f"{fault.fact}; {fault.fix}")
+    source, folder = gguf_file(path), local_folder(path)
+    if source is not None:
+        return str(folder_of_gguf(source))
+    return str(folder) if folder is not None else reached(path, revision, files[0])
 
 
-def resolve(path: str) -> str:
-    """Where to load from: the folder of a shipped model, a folder of the user's, or a hub id. Raises `ModelError`."""
-    shipped = ASSETS / path
-    if shipped.is_dir() and shipped.parent == ASSETS:
-        return str(shipped)
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"model folder '{path}' has no config.json: give a folder made by `save_pretrained`")
-        return str(folder)
-    if not HUB_ID.fullmatch(path) or folder.exists():
-        raise ModelError(f"there is no model folder '{path}'; {_shipped_names()}")
-    return path
+def folder_of(spec: ModelSpec) -> str:
+    """What another program can load the model from: a folder, or a hub id to take the spec's `revision` of."""
+    return resolve(spec.path, spec.revision)
 
 
 def load_model(spec: ModelSpec, device: str = "cpu") -> PreTrainedModel:
     """The model in evaluation mode: no dropout in any pass, or the ratio to the rollout would not start at 1."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    _quiet()
-    where = resolve(spec.path)
-    config = _fetch(spec.path, "model", lambda: AutoConfig.from_pretrained(where))
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    where, config = folder_of(spec), _config(spec)
+    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForCausalLM._model_mapping and not has_own_code:
         raise ModelError(f"model '{spec.path}' is of type '{config.model_type}', which is no causal language model")
-    model, info = _fetch(
-        spec.path,
-        "model",
-        lambda: AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, spec.dtype), output_loading_info=True),
-    )
+    options = _options(spec) | {"dtype": getattr(torch, spec.dtype), "output_loading_info": True}
+    if spec.attn_implementation is not None:
+        options["attn_implementation"] = spec.attn_implementation
+    model, info = _load(spec.path, "model", lambda: AutoModelForCausalLM.from_pretrained(where, **options))
     if info["missing_keys"] or info["mismatched_keys"]:
         names = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"the weights of model '{spec.path}' lack {len(names)} parameters, the first is '{names[0]}'")
@@ -60,14 +68,30 @@ def load_model(spec: ModelSpec, device: str = "cpu") -> PreTrainedModel:
     return loaded
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies with the model."""
+def load_tokenizer(spec: ModelSpec) -> PreTrainedTokenizerBase:
+    """The tokenizer that the model is to be used with. Raises `ModelError`, also for a vocabulary that is too large."""
     from transformers import AutoTokenizer
 
-    _quiet()
-    where = resolve(path)
-    tokenizer: PreTrainedTokenizerBase = _fetch(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(where))
-    return tokenizer
+    path = spec.tokenizer or spec.path
+    where = folder_of(spec) if spec.tokenizer is None else resolve(path, files=TOKENIZER_FILES)
+    if path.startswith(GGUF) and not any((Path(where) / file).is_file() for file in TOKENIZER_FILES):
+        raise ModelError(
+            f"nobody can tell how the vocabulary of '{path}' splits text: give `tokenizer:` the folder or hub id of "
+            "the model that the file was made of"
+        )
+    options = _options(spec)
+    if spec.tokenizer is not None:
+        options.pop("revision", None)
+    tokenizer: Any = _load(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(where, **options))
+    if spec.tokenizer is not None:
+        size = _config(spec).get_text_config().vocab_size
+        if len(tokenizer) > size:
+            fact = f"the tokenizer '{path}' has {len(tokenizer):,} words, the model '{spec.path}' knows {size:,}"
+            raise ModelError(f"{fact}: take the tokenizer that the model was trained with")
+    if spec.chat_template is not None:
+        _use_template(tokenizer, spec.chat_template)
+    found: PreTrainedTokenizerBase = tokenizer
+    return found
 
 
 def end_tokens(*sources: int | Sequence[int] | None) -> list[int]:
@@ -101,25 +125,46 @@ def use_threads(context: Context) -> None:
     torch.set_num_threads(context.num_threads)
 
 
-def _fetch(path: str, what: str, load: Callable[[], Any]) -> Any:
+def _options(spec: ModelSpec) -> dict[str, Any]:
+    revision = {} if spec.revision is None else {"revision": spec.revision}
+    # False and not None: transformers would ask on the terminal, where a worker has none.
+    return {**revision, "trust_remote_code": spec.trust_remote_code}
+
+
+def _config(spec: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    where = folder_of(spec)
+    return _load(spec.path, "model", lambda: AutoConfig.from_pretrained(where, **_options(spec)))
+
+
+def _use_template(tokenizer: Any, template: str) -> None:
+    """Give the tokenizer another chat template, and try it: a wrong one would fail at every prompt."""
+    fault = template_fault(template)
+    if fault is not None:
+        raise ModelError(f"{fault.fact}; {fault.fix}")
+    tokenizer.chat_template = template_text(template)
+    said = "1+1="
+    try:
+        turn = [{"role": "user", "content": said}]
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # whatever a template raises
+        raise ModelError(f"the `chat_template` cannot present a user's turn: {error}") from error
+    if said not in text:
+        raise ModelError("the `chat_template` leaves out what the user says: it should show message['content']")
+
+
+def _load(path: str, what: str, load: Callable[[], Any]) -> Any:
+    quiet()
     try:
         return load()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().split("\n", 1)[0].rstrip(".")
-        if Path(resolve(path)).is_dir():
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the {what} '{path}' needs Python files that come with it. If you trust those who wrote them, set "
+                "`trust_remote_code: true` for the model; they may do whatever you may do"
+            ) from error
+        if is_local(path) or not isinstance(error, OSError):
             raise ModelError(f"the {what} in '{path}' cannot be loaded: {reason}") from error
-        raise ModelError(
-            f"the {what} '{path}' is neither shipped nor a folder, and the hub does not give it: {reason}. "
-            f"Check the name and the network, or give the path of a local folder; {_shipped_names()}"
-        ) from error
-
-
-def _shipped_names() -> str:
-    return "shipped: " + ", ".join(sorted(path.name for path in ASSETS.iterdir() if path.is_dir()))
-
-
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        raise ModelError(not_given(path, reason)) from error

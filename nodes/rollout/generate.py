@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
-from flowrl.batch import Prompt, PromptToken, Sample, Step, Token
-from flowrl.metrics import failure, metric
+from flowrl.batch import Json, Prompt, PromptToken, Sample, Step, Token
+from flowrl.metrics import failure
+from flowrl.model import ModelSpec, SettingError
 from flowrl.node import Context, Node
+from flowrl.nodes._backend.chat import ChatFormat, encode_prompts
 from flowrl.nodes._backend.engine import Completion, Engine, Finished, Request, Sampling, engines_of, seed_of
 from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.rollouts import encoded, report
+from flowrl.nodes._backend.vllm_options import VLLM_MAX_TEMPERATURE, refuse_unknown
 from flowrl.rows import Rows
 
 
@@ -24,16 +28,24 @@ class Generate(Node):
     cardinality = "expands"
     device = "accelerator"
 
-    engine: Literal["transformers", "fake"] = "transformers"
-    """What generates: a model in the worker, or a script."""
+    engine: Literal["transformers", "vllm", "fake"] = "transformers"
+    """What generates: a model in the worker, vLLM in processes of its own, or a script."""
     max_tokens: int = Field(ge=1)
     """Longest response, in tokens; shorter where the model's position limit leaves less room."""
     temperature: float = Field(1.0, gt=0)
     """What logits are divided by, here and in every later log-probability."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False)
+    """Texts that end a response, beside the model's end tokens; the response holds them."""
     chat_template: bool = True
-    """Present the prompt as a user's turn where the tokenizer has a chat template."""
-    max_sequences: int = Field(512, ge=1)
-    """Sessions generated at a time, as far as whole groups allow."""
+    """Present a prompt that is text as a user's turn where the tokenizer has a chat template; messages always are."""
+    template_options: dict[str, Any] = Field({})
+    """Further variables of the chat template, such as `enable_thinking: false`."""
+    max_sequences: int | None = Field(None, ge=1)
+    """Sessions generated at a time; null is 512, as far as whole groups allow, or what vLLM chooses."""
+    tensor_parallel: int = Field(1, ge=1)
+    """vLLM: workers of the pool that one copy of the model is split over; the pool then holds workers / this copies."""
+    engine_options: dict[str, Any] = Field({})
+    """vLLM: any argument of its engine, such as `max_model_len` or `gpu_memory_utilization`, by its name there."""
     script: Script = Script()
     """What the fake engine answers."""
 
@@ -53,35 +65,86 @@ class Generate(Node):
         temperature: Step[float]
         max_tokens: Step[int]
 
+    @model_validator(mode="after")
+    def _options_are_of_the_engine(self) -> Self:
+        if self.engine == "vllm":
+            refuse_unknown(self.engine_options)
+            if self.temperature > VLLM_MAX_TEMPERATURE:
+                fact = f"vLLM samples at temperatures up to {VLLM_MAX_TEMPERATURE}, not at {self.temperature:g}"
+                raise SettingError(("temperature", "engine"), fact, f"temperature: {VLLM_MAX_TEMPERATURE} or less")
+            return self
+        for key in ("engine_options", "tensor_parallel"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError((key, "engine"), f"engine '{self.engine}' has no {key}", "engine: vllm")
+        return self
+
+    def workers_per_copy(self) -> int:
+        """As many as its tensors are split over."""
+        return self.tensor_parallel
+
+    def prompt_lengths(self, model: ModelSpec, prompts: Sequence[Any]) -> Sequence[int]:
+        """Tokens of each prompt after the chat template."""
+        if self.engine == "fake":
+            return [len(ids) for ids in FakeEngine(self.script).encode(prompts)]
+        from flowrl.nodes._backend.models import load_tokenizer
+
+        return [len(ids) for ids in encode_prompts(load_tokenizer(model), prompts, self._chat())]
+
     def setup(self, context: Context) -> None:
+        self._seed = context.seed
+        if context.rank % self.tensor_parallel:
+            return  # its device is lent to the first worker of the copy
         engines = engines_of(context)
         # Rollouts of one model share an engine unless they want it made in another way.
-        key = f"{self.engine}/{self.chat_template}/{self.max_sequences}/{self.script.model_dump_json()}"
+        key = self.model_dump_json(exclude={"max_tokens", "temperature", "stop"})
         if key not in engines:
             engines[key] = self._make_engine(context)
-        self._engine, self._seed = engines[key], context.seed
+        self._engine = engines[key]
+
+    def _chat(self) -> ChatFormat:
+        return ChatFormat(self.chat_template, self.template_options)
 
     def _make_engine(self, context: Context) -> Engine:
         if self.engine == "fake":
             return FakeEngine(self.script)
-        from flowrl.nodes._backend.generation import TransformersEngine
         from flowrl.nodes._backend.models import use_threads
 
         use_threads(context)
-        return TransformersEngine(context.model_spec, context.device, self.chat_template, self.max_sequences)
+        if self.engine == "vllm":
+            from flowrl.nodes._backend.vllm_start import make_engine
 
-    def run(self, prompt: Prompt[str]) -> Iterator[Out]:
-        assert self._engine is not None, "setup comes before run"
+            return make_engine(context, self._chat(), self.max_sequences, self.tensor_parallel, self.engine_options)
+        from flowrl.nodes._backend.generation import TransformersEngine
+
+        return TransformersEngine(context.model_spec, context.device, self._chat(), self.max_sequences or 512)
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def sleep(self) -> None:
+        """Let the engine leave the device's memory to training."""
+        if self._engine is not None:
+            self._engine.sleep()
+
+    def wake(self) -> None:
+        """Let the engine take its memory again."""
+        if self._engine is not None:
+            self._engine.wake()
+
+    def run(self, prompt: Prompt[Json]) -> Iterator[Out]:
+        assert self._engine is not None, "setup comes before run, and only the first worker of a copy runs"
         rows, requests = self._requests(self._engine, prompt)
-        for finished in self._engine.generate(requests, Sampling(self.max_tokens, self.temperature)):
+        for finished in self._engine.generate(requests, Sampling(self.max_tokens, self.temperature, self.stop)):
             if finished:
                 yield self._block(rows, requests, finished)
 
-    def _requests(self, engine: Engine, prompt: Prompt[str]) -> tuple[Rows, list[Request]]:
+    def _requests(self, engine: Engine, prompt: Prompt[Json]) -> tuple[Rows, list[Request]]:
         """A request for each prompt that has tokens, and their rows."""
         kept: list[int] = []
         requests: list[Request] = []
-        for index, ids in enumerate(_encoded(engine, list(prompt))):
+        for index, ids in enumerate(encoded(engine, list(prompt))):
             uid, sessions = prompt.rows.uids[index], range(int(prompt.rows.planned[index]))
             if isinstance(ids, Exception):
                 failure([f"{uid}_{session}_0" for session in sessions], ids)
@@ -106,7 +169,7 @@ class Generate(Node):
         # A failed session has settled too: nobody waits for it.
         rows = Rows([prompts.uids[e.request] for e in finished], groups, sessions, planned=planned, settled=planned)
         response_ids = Token[int].of(rows, [each.ids for each in done], "int")
-        _report(done)
+        report(done)
         return self.Out(
             rows,
             PromptToken.of(rows, [requests[each.request].prompt for each in finished]),
@@ -120,20 +183,3 @@ class Generate(Node):
             Step(rows, self.temperature),
             Step(rows, self.max_tokens),
         )
-
-
-def _encoded(engine: Engine, prompts: Sequence[str]) -> list[list[int] | Exception]:
-    """Token ids, or why a prompt has none: all at once, which is fast, and one by one where one of them fails."""
-    try:
-        return [*engine.encode(prompts)]
-    except Exception as error:
-        return [error] if len(prompts) == 1 else [ids for prompt in prompts for ids in _encoded(engine, [prompt])]
-
-
-def _report(done: Sequence[Completion]) -> None:
-    lengths = [len(each.ids) for each in done]
-    metric("rollout/tokens", sum(lengths), reduce="sum")
-    metric("rollout/response_length/mean", sum(lengths), len(lengths))
-    metric("rollout/response_length/max", max(lengths, default=0), reduce="max")
-    for reason in ("stop", "length", "abort"):
-        metric(f"rollout/finish/{reason}", sum(each.finish_reason == reason for each in done), len(done))

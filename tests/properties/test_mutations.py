@@ -220,7 +220,7 @@ def original(file: Path) -> tuple[Pipeline, Any, list[Path_]]:
     assert tree is not None
     data = plain(tree)
     for section, key in (("nodes", "use"), ("data", "path")):
-        for entry in data.get(section, {}).values():
+        for entry in filter(None, data.get(section, {}).values()):
             if "./" in entry.get(key, "") or entry.get(key, "").endswith(".jsonl"):
                 entry[key] = str(file.parent / entry[key])
     if "extends" in data:

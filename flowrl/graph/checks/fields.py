@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from flowrl.errors import Place, Problem, nearest
 from flowrl.fields import FieldType
 from flowrl.graph.bind import BoundNode, raised
-from flowrl.graph.build import DATA, Edge, upstream
+from flowrl.graph.build import DATA, Edge, Field, upstream
 from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.sizes import cut_evenly
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import ordinal
+
+NUM_COLUMNS = 12
+"""Columns of the data that a message names."""
 
 
 def missing_writer(subject: Subject) -> Iterator[Problem]:
@@ -38,10 +41,19 @@ def _missing(subject: Subject, offers: Offers, node: BoundNode, port: str, field
     if close or guess:
         fix = other_field(node, port, field, close or guess)
     elif wanted.axis == "Prompt":
-        fix = f"give the data a column '{field}' ({wanted.dtype}), or reads: {{{port}: COLUMN}}"
-    notes = (*shown(of_type), *[f"did you mean '{close}'?"] * bool(close))
+        kind = "str or json" if wanted.dtype == "json" else wanted.dtype
+        fix = f"give the data a column '{field}' ({kind}), or reads: {{{port}: COLUMN}}"
+    notes = (*shown(of_type), *_columns(subject, wanted, of_type), *[f"did you mean '{close}'?"] * bool(close))
     fact = f"nodes.{node.name} reads '{field}', which nothing writes"
     return Problem("FR020", _port_place(subject, node, port, field), fact, fix, notes)
+
+
+def _columns(subject: Subject, wanted: FieldType, told: Collection[Field]) -> Iterator[str]:
+    """What the data gives, where a column of it is missed and not all of them are named already."""
+    if wanted.axis == "Prompt" and subject.columns and not subject.columns.keys() <= {field.name for field in told}:
+        listed = [f"'{name}' ({type_.dtype})" for name, type_ in subject.columns.items()]
+        more = f" and {len(listed) - NUM_COLUMNS} more" if len(listed) > NUM_COLUMNS else ""
+        yield f"the columns of the data: {', '.join(listed[:NUM_COLUMNS])}{more}"
 
 
 def other_field(node: BoundNode, port: str, field: str, better: str) -> str:
@@ -96,7 +108,7 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
         for port, fields in node.reads.items():
             wanted = node.cls.input_ports[port].type
             for field in (known[f] for f in fields if f in known):
-                if field.type != wanted:
+                if not wanted.accepts(field.type):
                     fix = other_field(node, port, field.name, f"a field of type {wanted}")
                     if field.writer == DATA and wanted.axis == field.type.axis:
                         fix = f"write '{field.name}' as {wanted.dtype} in the data, or {fix}"

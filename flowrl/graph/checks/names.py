@@ -1,34 +1,37 @@
-"""Checks of names: models and pools that nodes use (FR007, FR010, FR012, FR019, FR053)."""
+"""Checks of names: models, and pools that nodes use (FR007, FR010, FR012, FR019, FR053)."""
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Iterator
 
-from flowrl.errors import Problem, nearest
+from flowrl.errors import Problem, Severity, nearest
 from flowrl.graph.bind import CPU_POOL
 from flowrl.graph.build import DATA
 from flowrl.graph.subject import Subject
-from flowrl.registry import shipped_models
+from flowrl.model_files import MODEL_FILES, TOKENIZER_FILES, fault_of, is_local, template_fault
 
 
 def model_folder(subject: Subject) -> Iterator[Problem]:
-    """FR010: a model that is named as a folder must be there; other names may be shipped ones or hub ids."""
-    shipped = shipped_models()
+    """FR010: folders and files of models must be there; other names may be hub ids."""
     told: set[tuple[str, str]] = set()
     for name, model in subject.document.models.items():
-        place = subject.place("models", name, "path")
-        if (str(place), model.path) in told:
-            continue  # a param that several models take
-        told.add((str(place), model.path))
-        a_name = "/" not in model.path and model.path not in shipped  # a hub id belongs to somebody: me/arith-tiny
-        if a_name and difflib.get_close_matches(model.path, shipped, n=1, cutoff=0.8):
-            yield Problem("FR010", place, f"models.{name}: no shipped model is called '{model.path}'",
-                          nearest(model.path, shipped))  # fmt: skip
-        if os.path.isabs(model.path) and not os.path.isdir(model.path):
-            yield Problem("FR010", place, f"models.{name}: there is no folder '{model.path}'",
-                          "path: a shipped name such as arith-tiny, a folder, or a hub id")  # fmt: skip
+        named = {"path": (model.path, MODEL_FILES), "tokenizer": (model.tokenizer, TOKENIZER_FILES)}
+        faults = {key: fault_of(path, files) for key, (path, files) in named.items() if path is not None}
+        for key, fault in {**faults, "chat_template": template_fault(model.chat_template)}.items():
+            place = subject.place("models", name, key)
+            if fault is not None and (str(place), fault.fact) not in told:  # a param that several models take
+                told.add((str(place), fault.fact))
+                severity: Severity = "warning" if fault.to_be_made else "error"  # of which a run makes an error
+                yield Problem("FR010", place, f"models.{name}: {fault.fact}", fault.fix, severity=severity)
+
+
+def revision_of_a_folder(subject: Subject) -> Iterator[Problem]:
+    """FR007: only the hub has revisions."""
+    for name, model in subject.document.models.items():
+        if model.revision is not None and is_local(model.path) and fault_of(model.path) is None:
+            yield Problem("FR007", subject.place("models", name, "revision"),
+                          f"models.{name}: revision '{model.revision}' is asked for, but '{model.path}' is on this "
+                          "machine, where it has one", "remove `revision:`, or give a hub id")  # fmt: skip
 
 
 def reserved_name(subject: Subject) -> Iterator[Problem]:
@@ -89,8 +92,9 @@ def sync_with_a_pool(subject: Subject) -> Iterator[Problem]:
 def failure_policy(subject: Subject) -> Iterator[Problem]:
     """FR007: what `on_error` asks for must be possible for this kind of node."""
     for node in subject.nodes:
-        asked, scores = node.spec.on_error, node.cls.scores_rows()
-        allowed = {"fail"} | ({"unscored", "drop"} if scores else set())
+        asked = node.spec.on_error
+        allowed = {"fail"} | ({"unscored"} if node.cls.scores_rows() else set())
+        allowed |= {"drop"} if node.cls.scores_alone("drop") else set()
         allowed |= {"drop"} if node.weights == "generates" else set()
         allowed |= {"retry"} if node.cls.pure and node.weights in (None, "generates") else set()
         if asked is not None and asked not in allowed:

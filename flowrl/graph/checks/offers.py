@@ -50,15 +50,20 @@ class Offers:
 
     def to(self, node: BoundNode, wanted: FieldType) -> list[Field]:
         """Some fields of the type, in the order of declaration."""
-        return list(islice(self._possible(node, self._fields.get(wanted, ())), NUM_SHOWN))
+        return list(islice(self._possible(node, self._readable(wanted)), NUM_SHOWN))
 
     def near(self, node: BoundNode, wanted: FieldType, field: str) -> str:
         """The name of the type that this one is a slip of; empty where none is near."""
         if wanted not in self._names:
-            self._names[wanted] = Names(found.name for found in self._fields.get(wanted, ()))
+            self._names[wanted] = Names(found.name for found in self._readable(wanted))
         around = (self._graph.fields[name] for name in self._names[wanted].around(field))
         said = nearest(field, (found.name for found in self._possible(node, around)))
         return said.split("'")[1] if said.startswith("did you mean") else ""
+
+    def _readable(self, wanted: FieldType) -> Iterator[Field]:
+        """The fields that a port of the type may read, those of the very type first."""
+        types = sorted((type_ for type_ in self._fields if wanted.accepts(type_)), key=lambda type_: type_ != wanted)
+        return (field for type_ in types for field in self._fields[type_])
 
     def _possible(self, node: BoundNode, fields: Iterable[Field]) -> Iterator[Field]:
         later = upstream(self._graph.targets, [node.name])

@@ -82,6 +82,21 @@ def workers_per_machine(subject: Subject) -> Iterator[Problem]:
                           f"workers: {fits} ({fits // pool.nodes} on each)")  # fmt: skip
 
 
+def copies_fill_their_pool(subject: Subject) -> Iterator[Problem]:
+    """FR052: the copies of a model that is split over workers take all workers of their pool."""
+    pools = subject.document.pools
+    for node in subject.nodes:
+        home, each = physical_name(pools, node.pool), node.workers_per_copy
+        if node.weights != "generates" or home not in pools or pools[home].workers % each == 0:
+            continue
+        workers = pools[home].workers
+        fits = -(-workers // each) * each
+        yield Problem("FR052", subject.place("pools", home, "workers"),
+                      f"nodes.{node.name} splits its model over {each} workers, but pool '{home}' has "
+                      f"{workers}: {workers % each} would be left over",
+                      f"workers: {fits}, for {count(fits // each, 'copy', 'copies')}")  # fmt: skip
+
+
 def _updates(subject: Subject) -> Iterator[tuple[BoundNode, int, int]]:
     """Nodes that cut the batch in mini-batches, with the prompts of a batch and of a mini-batch."""
     for node in subject.nodes:

@@ -1,12 +1,14 @@
-"""Checks of who may change a model's weights, and who must hear of it (FR023 to FR025, FR027)."""
+"""Checks of who may change a model's weights, and who must hear of it (FR023 to FR025, FR027, FR056)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
-from flowrl.graph.bind import BoundNode
+from flowrl.graph.bind import BoundNode, raised
+from flowrl.graph.pools import physical_name
 from flowrl.graph.subject import Subject
+from flowrl.spec.read import Reading
 
 
 def rollout_without_sync(subject: Subject) -> Iterator[Problem]:
@@ -65,6 +67,42 @@ def second_of_its_kind(subject: Subject) -> Iterator[Problem]:
                 yield Problem("FR025", subject.place("nodes", extra.name, key=True),
                               f"nodes.{extra.name} is a second {shown} of model '{name}' beside nodes.{found[0].name}",
                               "keep one of them, or give each a model of its own")  # fmt: skip
+
+
+Route = tuple[BoundNode, str, Sequence[str]]
+"""A sync, the workers that train its model, and those that generate with it."""
+
+
+def sync_across_pools(subject: Subject) -> Iterator[Problem]:
+    """FR056: the way that a sync takes must lead from the pool of the update to those of the engines."""
+    pools = subject.document.pools
+    routes: list[Route] = []
+    for sync in (node for node in subject.nodes if node.weights == "syncs"):
+        updates, rollouts = (subject.of_role(sync.model, role) for role in ("updates", "generates"))
+        names = [physical_name(pools, node.pool) for node in (*updates[:1], *rollouts)]
+        known = [name for name in names if name is not None]
+        if updates and len(known) == len(names):
+            routes.append((sync, known[0], sorted(set(known[1:]))))
+    return refused_placements(subject.reading, routes)
+
+
+def refused_placements(
+    reading: Reading, routes: Sequence[Route], accelerators: bool | None = None
+) -> Iterator[Problem]:
+    """FR056 for each sync that refuses its pools, or machines without accelerators."""
+    for sync, trains_on, generates_on in routes:
+        if sync.node is None:
+            continue
+        try:
+            refusal = sync.node.refuses_placement(trains_on, generates_on, accelerators)
+        except Exception as error:  # the class may be a user's
+            yield raised(sync.name, sync.cls, error, reading)
+            continue
+        if refusal:
+            given = "transport" in sync.spec.params
+            path = ("nodes", sync.name, *["transport"] * given)
+            yield Problem("FR056", reading.place(path, key=not given), f"nodes.{sync.name}: {refusal}",
+                          "transport: auto")  # fmt: skip
 
 
 def sync_of_an_untrained_model(subject: Subject) -> Iterator[Problem]:

@@ -93,7 +93,7 @@ def _pool_lines(pool: Pool, plan: Plan) -> list[str]:
 def _node_lines(plan: Plan, name: str, columns: Mapping[str, str]) -> Iterator[str]:
     """A node with its fields, or the data set with its columns."""
     if name == DATA:
-        yield f"{DATA}: the columns of data.train"
+        yield f"{DATA}: the columns of data.train ({plan.document.data['train'].about})"
         reads, writes = [], [field for field in plan.graph.fields.values() if field.writer == DATA]
     else:
         node = plan.graph.nodes[name]

@@ -198,7 +198,8 @@ def generations(plan: Plan) -> dict[str, Generation]:
     group, nodes = plan.document.batch.group, plan.graph.nodes
     return {
         name: Generation(
-            name, plan.pools[plan.pool_of(nodes[name])].workers, plan.document.prompts_in_flight, group,
+            name, max(1, plan.pools[plan.pool_of(nodes[name])].workers // nodes[name].workers_per_copy),
+            plan.document.prompts_in_flight, group,
             setting(nodes[name], names.MAX_SEQUENCES),
         )
         for name in plan.graph.order

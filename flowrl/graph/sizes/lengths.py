@@ -32,7 +32,9 @@ MAX_SEQUENCES = "max_sequences"
 """Of a rollout: sessions generated at a time, as far as whole groups allow."""
 ENGINE = "engine"
 """Of a rollout: what generates; `fake` holds no model."""
-ENGINE_SETTINGS = (ENGINE, MAX_SEQUENCES, "chat_template")
+ENGINE_OPTIONS = "engine_options"
+"""Of a rollout: settings of its engine, of which `dtype` is the type of its weights."""
+ENGINE_SETTINGS = (ENGINE, MAX_SEQUENCES, ENGINE_OPTIONS, "tensor_parallel", "chat_template", "template_options")
 """Rollouts of one model in one pool that agree on these share an engine, as those of `rollout.generate` do.
 
 The settings above are a convention: a node class of anybody's that has a parameter of such a name means this by it,

@@ -123,14 +123,27 @@ def held(
                     name, what, share, f"{model.num_parameters:,} x {width} B{split}", sharded=spec.parallel == "fsdp2"
                 )
         engines = {
-            tuple(str(getattr(node.node, key, "")) for key in names.ENGINE_SETTINGS)
+            tuple(str(getattr(node.node, key, "")) for key in names.ENGINE_SETTINGS): node
             for node in mine
             if holds_engine(node)
         }
         if engines:
-            width, many = WIDTH[spec.dtype], f"{len(engines)} engines x " if len(engines) > 1 else ""
-            how = f"{many}{model.num_parameters:,} x {width} B, an engine owns a whole copy"
-            yield Share(name, "engine", len(engines) * width * model.num_parameters, how)
+            own = [_copy(node, spec, model) for node in engines.values()]
+            yield Share(name, "engine", sum(size for size, _ in own), " + ".join(how for _, how in own))
+
+
+def _copy(node: BoundNode, spec: ModelSpec, model: Architecture) -> tuple[int, str]:
+    """Bytes of the weights in an engine, on each worker that it takes, and the arithmetic."""
+    width, workers = width_of_engine(node, spec), node.workers_per_copy
+    split = f" / {workers} workers (tensor parallel)" if workers > 1 else ", an engine owns a whole copy"
+    return -(-model.num_parameters // workers) * width, f"{model.num_parameters:,} x {width} B{split}"
+
+
+def width_of_engine(node: BoundNode, spec: ModelSpec) -> int:
+    """Bytes of a weight in the engine that generates, which may hold the model in a type of its own."""
+    options = getattr(node.node, names.ENGINE_OPTIONS, None)
+    own = options.get("dtype") if isinstance(options, Mapping) else None
+    return WIDTH.get(str(own), WIDTH[spec.dtype])
 
 
 def kv_cache(node: BoundNode, spec: ModelSpec, model: Architecture, num_sessions: int, lengths: Lengths) -> Share:
@@ -138,12 +151,14 @@ def kv_cache(node: BoundNode, spec: ModelSpec, model: Architecture, num_sessions
 
     An upper bound: sessions of a group share the prompt until they draw different tokens.
     """
-    width, tokens = WIDTH[spec.dtype], num_sessions * lengths.total
+    width, tokens = width_of_engine(node, spec), num_sessions * lengths.total
     how = (
         f"{count(num_sessions, 'session')} x {count(lengths.total, 'token')} x 2 x "
         f"{count(model.num_layers, 'layer')} x {count(model.num_kv_heads, 'head')} x {model.head_dim} x {width} B"
     )
-    return Share(node.model or "", "KV cache", tokens * model.kv_values_per_token * width, how, node.name)
+    num_bytes = -(-tokens * model.kv_values_per_token // node.workers_per_copy) * width
+    how += f" / {node.workers_per_copy} workers" * (node.workers_per_copy > 1)
+    return Share(node.model or "", "KV cache", num_bytes, how, node.name)
 
 
 def logits(

@@ -1,6 +1,7 @@
 """Where the `config.json` of a model lies on this machine; well-known models are known without one.
 
-The order is that in which the weights would be found: a shipped model, a folder, the Hugging Face cache. What is not
+The order is that in which the weights would be found: a shipped or fetched model, a folder, a GGUF file, whose header
+says the same, the Hugging Face cache. What is not
 here yet, and would be downloaded, may be among the facts of `nodes/assets/model_configs.json`: the keys of published
 configurations that sizes follow from, with the published number of parameters, which a test compares.
 """
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.graph.sizes.architecture import Architecture, Unknown, from_config
+from flowrl.graph.sizes.gguf import architecture_of_gguf
 from flowrl.model import ModelSpec
+from flowrl.model_files import ASSETS, fault_of, gguf_file, local_folder
 
-ASSETS = Path(__file__).parents[2] / "nodes" / "assets"
 FACTS = ASSETS / "model_configs.json"
 
 
@@ -29,7 +31,10 @@ def architectures(models: Iterable[tuple[str, ModelSpec]]) -> dict[str, Architec
 
 
 def read_architecture(path: str) -> Architecture | Unknown:
-    """The architecture of a model by shipped name, folder or hub id; never raises, loads nothing but `config.json`."""
+    """The architecture of a model by any of its names; never raises, loads nothing but `config.json` or a header."""
+    source = gguf_file(path)
+    if source is not None:
+        return architecture_of_gguf(source)
     try:
         file = _config_file(path)
         if file is not None:
@@ -40,26 +45,22 @@ def read_architecture(path: str) -> Architecture | Unknown:
         return Unknown(f"its config.json cannot be read: {(said or type(error).__name__).splitlines()[0][:120]}")
     if facts is not None:
         return from_config(facts)
-    what = Path(path).suffix in (".gguf", ".safetensors", ".bin", ".pt") or path.startswith(("/", ".", "~"))
+    fault = fault_of(path)
     return Unknown(
-        f"'{path}' is no folder with a config.json"
-        if what
+        fault.fact
+        if fault is not None
         else f"the config.json of '{path}' is neither in a folder of this name nor in the Hugging Face cache"
     )
 
 
 def _config_file(path: str) -> Path | None:
     """The file, if the model is on this machine. Raises `OSError` where its folder lacks one."""
-    folder = ASSETS / path
-    if folder.parent != ASSETS or not folder.is_dir():
-        folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(2, f"the folder '{path}' has none")
-        return folder / "config.json"
-    if folder.exists():
-        return None
-    return _cached(path)
+    folder = local_folder(path)
+    if folder is None:
+        return None if fault_of(path) is not None else _cached(path)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(2, f"the folder '{path}' has none")
+    return folder / "config.json"
 
 
 def _cached(hub_id: str) -> Path | None:

@@ -12,7 +12,7 @@ from flowrl.errors import Place
 from flowrl.fields import FieldType
 
 
-def place(key: str) -> Place:
+def place(key: str, *more: str) -> Place:
     return Place("p.yaml", path=key)
 
 
@@ -25,8 +25,8 @@ def test_the_rows_are_those_of_the_peer_benchmark() -> None:
 
 def test_rows_hold_the_declared_columns() -> None:
     data = Arithmetic(size=5)
-    assert all(set(row) == set(data.columns()) for row in data.load())
-    assert data.columns()["prompt"] == FieldType("Prompt", "str")
+    assert all(set(row) == set(data.field_types()) for row in data.load())
+    assert data.field_types()["prompt"] == FieldType("Prompt", "str")
 
 
 def test_summands_keep_to_the_range() -> None:

@@ -12,7 +12,7 @@ from flowrl.data.jsonl import Jsonl
 from flowrl.errors import PipelineError, Place
 
 
-def place(key: str) -> Place:
+def place(key: str, *more: str) -> Place:
     return Place("p.yaml", 3, path=key)
 
 
@@ -43,13 +43,13 @@ def test_columns_are_declared_from_the_rows(tmp_path: Path) -> None:
         {"prompt": "b", "n": 2, "x": 0.5, "ok": False, "info": "text", "list": None, "maybe": None, "later": 2.5},
         {"prompt": "c", "n": 3, "ok": False},
     )
-    assert {name: str(kind) for name, kind in data.columns().items()} == {
+    assert {name: str(kind) for name, kind in data.field_types().items()} == {
         "prompt": "Prompt[str]", "n": "Prompt[int]", "x": "Prompt[float]", "ok": "Prompt[bool]",
         "info": "Prompt[json]", "list": "Prompt[json]", "maybe": "Prompt[json]", "later": "Prompt[float]",
     }  # fmt: skip
     assert data.problems(place) == []
     rows = data.load()
-    assert all(set(row) == set(data.columns()) for row in rows)
+    assert all(set(row) == set(data.field_types()) for row in rows)
     assert [row["x"] for row in rows] == [1.0, 0.5, None]
     assert all(isinstance(row["x"], float | None) for row in rows)
 
@@ -107,7 +107,7 @@ def test_a_missing_file_is_told_at_its_path_with_the_nearest_name(tmp_path: Path
     (problem,) = data.problems(place)
     assert (problem.code, problem.place.line, problem.place.path) == ("FR018", 3, "path")
     assert problem.fix == "did you mean 'data.jsonl'?"
-    assert data.columns() == {}
+    assert data.field_types() == {}
     with pytest.raises(PipelineError, match="No such file"):
         data.load()
 

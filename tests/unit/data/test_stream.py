@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flowrl.data.rows import Streamed
 from flowrl.data.stream import PromptStream, epoch_order, prompt_uid
+from flowrl.errors import RunError
 
 ROWS = [{"prompt": str(number)} for number in range(10)]
 
@@ -62,3 +64,51 @@ def test_stopping_anywhere_changes_nothing(shuffle: bool) -> None:
         got.append(resumed.take(4))
         state = resumed.state()
     assert got == expected
+
+
+def streamed(num: int, window: int) -> Streamed:
+    return Streamed(({"prompt": str(number)} for number in range(num)), window)
+
+
+@pytest.mark.parametrize("num", [1, 5, 16, 17, 32, 40])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_stream_gives_every_row_once_an_epoch_and_starts_again_when_it_ends(num: int, shuffle: bool) -> None:
+    stream = PromptStream(streamed(num, 16), seed=1, shuffle=shuffle)
+    for epoch in range(3):
+        taken = [stream.take(1)[0] for _ in range(num)]
+        assert sorted(prompt.uid for prompt in taken) == sorted(prompt_uid(epoch, row) for row in range(num))
+        assert all(prompt.uid.split("e")[0] == f"u{prompt.row['prompt']}" for prompt in taken)
+        if not shuffle:
+            assert [prompt.row["prompt"] for prompt in taken] == [str(row) for row in range(num)]
+
+
+def test_a_stream_is_read_a_window_at_a_time_and_shuffled_inside_it() -> None:
+    source = streamed(10**9, 16)
+    stream = PromptStream(source, seed=0)
+    first = [int(prompt.row["prompt"]) for prompt in stream.take(16)]
+    assert sorted(first) == list(range(16)) != first
+    assert source.num_read == 16
+    second = [int(prompt.row["prompt"]) - 16 for prompt in stream.take(16)]
+    assert sorted(second) == list(range(16))
+    assert second not in (first, list(range(16)))
+    assert source.num_read == 32
+
+
+def test_a_stream_goes_on_from_a_state_in_the_same_order() -> None:
+    whole = PromptStream(streamed(21, 8), seed=4)
+    expected = [whole.take(5) for _ in range(12)]
+    state, got = PromptStream(streamed(21, 8), seed=4).state(), []
+    for _ in range(12):
+        resumed = PromptStream(streamed(21, 8), seed=4)
+        resumed.load_state(state)
+        got.append(resumed.take(5))
+        state = resumed.state()
+    assert got == expected
+
+
+def test_too_few_rows_for_a_batch_are_told() -> None:
+    assert PromptStream(ROWS, 0).shortage(10) == ""
+    assert PromptStream(ROWS, 0).shortage(11) == "11 prompts are needed at once, but there are 10"
+    assert PromptStream(streamed(7, 4), 0).shortage(8) == "8 prompts are needed at once, but there are 7"
+    with pytest.raises(RunError, match="there are 10"):
+        PromptStream(ROWS, 0).take(11)

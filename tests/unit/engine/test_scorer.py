@@ -73,7 +73,9 @@ def score(made: Scorer, batch: Batch | None = None) -> tuple[dict[str, float], R
         ("cancel", "CancelledError: "),
         ("mute", "Mute: its message cannot be shown (ZeroDivisionError)"),
         ("die", "RuntimeError: the scoring process died"),
+        ("infinity", "ValueError: it wrote inf to 'score', and infinity is no score"),
         ("loop", "TimeoutError: no answer within 0.5 s"),
+        ("power", "TimeoutError: no answer within 0.5 s"),
         ("sleep", "TimeoutError: no answer within 0.5 s"),
     ],
 )
@@ -94,8 +96,9 @@ def test_a_bad_row_is_unscored_and_named_and_hurts_no_other(how: str, error: str
         assert not report.failures
 
 
-def test_a_row_may_stay_without_a_value_without_being_a_failure() -> None:
-    with scorer(bad=BAD, how="none") as made:
+@pytest.mark.parametrize("how", ["none", "nan"])
+def test_a_row_may_stay_without_a_value_without_being_a_failure(how: str) -> None:
+    with scorer(bad=BAD, how=how) as made:
         values, report = score(made)
         assert np.isnan(values[BAD])
         assert report.failures == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import pytest
 from stub_nodes import document
 
-from flowrl import Pipeline
+from flowrl import Pipeline, PipelineError, load
 from flowrl.engine.call import NodeSetup
-from flowrl.engine.setup import worker_setups
+from flowrl.engine.setup import accelerators_here, worker_setups
+from flowrl.launch import rehearse
 from flowrl.registry import find
 
 MODELS = {"policy": {"path": "x", "trainable": True}}
@@ -68,3 +70,19 @@ def test_a_worker_makes_a_node_from_parameters_as_the_document_has_them(tmp_path
     ref = find("./mine.py:Mine", tmp_path)
     made = NodeSetup("mine", ref, {"where": "a/b"}, None, {}, {}, (), "fail", None).made()
     assert made.where == Path("a/b")  # type: ignore[attr-defined]
+
+
+def test_a_machine_is_asked_for_accelerators_and_a_cluster_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert accelerators_here(local=False, address="auto") is None
+    assert accelerators_here(local=True, address=None) is False
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert accelerators_here(local=False, address=None) is False
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_way_between_gpus_is_refused_where_there_are_none(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pipeline = load("grpo_sync", ["nodes.weight_sync.transport=ipc"])
+    with pytest.raises(PipelineError, match=r"FR056.*needs GPUs"):
+        rehearse(pipeline.plan(), pipeline.reading, local=local, address=None)

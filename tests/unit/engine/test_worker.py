@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from flowrl.batch import Batch, Prompt, Sample, Token
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.worker import Worker
 from flowrl.fields import FieldType
+from flowrl.nodes._backend.weights import Bucket, Update
+from flowrl.registry import find
 from flowrl.rows import Rows
 
 UIDS = tuple(f"u{index}" for index in range(5))
@@ -187,7 +190,8 @@ def test_an_update_without_outputs_settles_its_groups() -> None:
 
 def test_a_sync_node_sends_and_receives() -> None:
     worker = worker_of(stub("s", "Sync", model="policy"))
-    worker.receive("s", worker.send("s"), 1)
+    for part in worker.send("s", [worker.receiver("s")]):
+        worker.receive("s", part, 1)
 
 
 def test_a_metric_with_two_reductions_is_a_failure_of_its_node() -> None:
@@ -215,3 +219,61 @@ def test_a_reward_may_drop_its_bad_row() -> None:
     ((receipt, (out,)),) = run(node, responses(Rows.of(["a"], session=[1])))
     assert len(out.rows) == 0
     assert receipt.settled == ("a",)
+
+
+def library(name: str, use: str, **settings: Any) -> NodeSetup:
+    """A node of the library as a worker needs it."""
+    ref = find(use, Path())
+    made = ref.load()
+    reads = {port: (port,) for port, each in made.input_ports.items() if not each.optional}
+    writes = {port: port for port in made.output_ports}
+    return NodeSetup(name, ref, settings, "policy", reads, writes, (tuple(writes),) * bool(writes), "fail", None)
+
+
+def colocated(num_rollouts: int = 1) -> Worker:
+    """Scripted engines, a reader of the training weights, and a sync, on one worker."""
+    rollouts = [library(f"r{number}", "rollout.generate", engine="fake", max_tokens=3 + number)
+                for number in range(num_rollouts)]  # fmt: skip
+    return worker_of(*rollouts, stub("p", "Read", model="policy"), library("s", "sync.weights"))
+
+
+def versions(worker: Worker, node: str = "r0") -> set[int]:
+    ((receipt, outputs),) = worker.blocks(Call(node, 1, UIDS), (prompts(),))
+    assert not receipt.failed, receipt.failures
+    return set(outputs[0].columns["policy_version"].values.tolist())
+
+
+def update(worker: Worker, version: int) -> None:
+    worker.receive("s", Bucket({}, {}, begins=Update({})), version)
+    worker.receive("s", Bucket({}, {}, ends=True), version)
+
+
+def engine_of(worker: Worker) -> Any:
+    (engine,) = worker.shared["engines", "policy"].values()
+    return engine
+
+
+def test_an_engine_sleeps_while_a_model_computes_on_its_worker_and_wakes_to_generate() -> None:
+    worker = colocated(num_rollouts=2)
+    assert versions(worker) == {0}
+    list(worker.blocks(Call("p", 1, ("a", "b")), (responses(),)))
+    with pytest.raises(RuntimeError, match="sleeps"):
+        next(engine_of(worker).generate([], None))
+    assert versions(worker, "r1") == {0}, "a skipped sync leaves the weights of the last one"
+    assert versions(worker) == {0}
+
+
+def test_an_engine_that_was_synced_in_its_sleep_wakes_with_the_new_weights() -> None:
+    worker = colocated()
+    for version in (1, 2):
+        list(worker.blocks(Call("p", 1, ("a", "b")), (responses(),)))
+        update(worker, version)
+        assert versions(worker) == {version}
+
+
+def test_a_call_on_an_engine_with_a_part_of_its_weights_fails() -> None:
+    worker = colocated()
+    worker.receive("s", Bucket({}, {}, begins=Update({})), 1)
+    ((receipt, _),) = worker.blocks(Call("r0", 1, UIDS), (prompts(),))
+    assert receipt.failed
+    assert "only a part of its new weights" in receipt.failures[-1].error

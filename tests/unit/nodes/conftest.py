@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowrl.model import ModelSpec, OptimizerSpec
+from flowrl.model_files import ASSETS
 from flowrl.node import Context
-from flowrl.nodes._backend.models import ASSETS
 
 
 @pytest.fixture

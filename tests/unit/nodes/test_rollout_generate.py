@@ -14,6 +14,7 @@ from flowrl.join import canonical, concat
 from flowrl.metrics import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
+from flowrl.nodes._backend.chat import ChatFormat
 from flowrl.nodes._backend.engine import Request, Sampling
 from flowrl.nodes._backend.generation import TransformersEngine, sample
 from flowrl.nodes._backend.logprob import token_log_probs
@@ -123,7 +124,7 @@ def test_a_prompt_that_has_no_tokens_fails_alone(context: Context) -> None:
 
 
 def test_a_group_is_yielded_as_soon_as_its_last_session_has_ended(context: Context) -> None:
-    engine = TransformersEngine(context.model_spec, "cpu", chat_template=True, max_sequences=64)
+    engine = TransformersEngine(context.model_spec, "cpu", ChatFormat(), max_sequences=64)
     requests = [Request(ids, [seed * 7 + 1, seed * 7 + 2]) for seed, ids in enumerate(engine.encode(TEXTS * 4))]
     blocks = list(engine.generate(requests, Sampling(max_tokens=8, temperature=3.0)))
     longest = [
@@ -156,6 +157,6 @@ def test_the_chat_template_is_used_once_and_can_be_left_out(
     tokenizer.chat_template = "{% for m in messages %}({{ m['content'] }}){% endfor %}="
     tokenizer.save_pretrained(folder)
     spec = ModelSpec(path=str(folder))
-    with_template = TransformersEngine(spec, "cpu", chat_template=True, max_sequences=8)
-    without = TransformersEngine(spec, "cpu", chat_template=False, max_sequences=8)
+    with_template = TransformersEngine(spec, "cpu", ChatFormat(), max_sequences=8)
+    without = TransformersEngine(spec, "cpu", ChatFormat(use_template=False), max_sequences=8)
     assert with_template.encode(["1+2"]) == without.encode(["(1+2)="])

@@ -66,7 +66,8 @@ class Steps:
                 ref_log_probs=ref,
                 rollout_log_probs=made["rollout_log_probs"],
             )
-            self.sync.receive(self.sync.send(), step + 1)
+            for part in self.sync.send([self.sync.receiver()]):
+                self.sync.receive(part, step + 1)
         values = {name: metric.value for name, metric in report.metrics.items()}
         return made | {"old_log_probs": old, "ref_log_probs": ref, "reward": reward}, values
 

@@ -25,7 +25,7 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     import torch
 
     from flowrl.nodes._backend.trainer import trainer_of
-    from flowrl.nodes._backend.weights import pack
+    from flowrl.nodes._backend.weights import named_weights
 
     if num_ranks > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
@@ -45,7 +45,7 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     return {
         "rows": scored.rows.keys(),
         "log_probs": [row.tolist() for row in scored.jagged],
-        "weights": {name: array.copy() for name, array in pack(trainer.module, "float32").arrays.items()},
+        "weights": {name: value.detach().numpy().copy() for name, value in named_weights(trainer.module).items()},
         "metrics": list(report.metrics.values()),
     }
 

@@ -14,7 +14,7 @@ from flowrl.errors import Problem
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.pipeline import load
 
-BIG = Path(__file__).parents[4] / "pipelines" / "qwen_gsm8k_8gpu.yaml"
+BIG = Path(__file__).parents[1] / "seven_billion.yaml"
 GIB = 2**30
 LLAMA = "params.base=meta-llama/Llama-3.1-70B-Instruct"
 APART = "pools.generate={shares: null, workers: 8}"

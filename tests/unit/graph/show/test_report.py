@@ -24,7 +24,7 @@ from flowrl.nodes.rollout.generate import Generate
 from flowrl.pipeline import load
 
 ROOT = Path(__file__).parents[4]
-DEFAULT, BIG = ROOT / "pipelines" / "grpo_sync.yaml", ROOT / "pipelines" / "qwen_gsm8k_8gpu.yaml"
+DEFAULT, BIG = ROOT / "pipelines" / "grpo_sync.yaml", Path(__file__).parents[1] / "seven_billion.yaml"
 ASYNC = "schedule={mode: separate_async, warmup_batches: 3, max_staleness: 2, updates_per_sync: 2}"
 APART = ["pools.generate={shares: null, workers: 2}", "nodes.actor_update.minibatch=8"]
 

@@ -33,7 +33,7 @@ from flowrl.wire import to_arrow
 
 PIPELINES = Path(__file__).parents[4] / "pipelines"
 DEFAULT = PIPELINES / "grpo_sync.yaml"
-BIG = PIPELINES / "qwen_gsm8k_8gpu.yaml"
+BIG = Path(__file__).parents[1] / "seven_billion.yaml"
 
 
 def passes(**changes: Any) -> Passes:
@@ -399,7 +399,7 @@ PARAMETERS = 7_615_616_512  # of Qwen2.5-7B, as published
 
 @pytest.mark.parametrize("workers", [8, 64])
 def test_a_7b_model_needs_what_a_hand_calculation_gives(workers: int) -> None:
-    """The arithmetic, written out, of pipelines/qwen_gsm8k_8gpu.yaml; nothing in it is taken from the code."""
+    """The arithmetic, written out, of a 7B model; nothing in it is taken from the code."""
     (memory,) = measure(load(BIG, [f"pools.train.workers={workers}"]).plan()).memory
     # The policy is trained in float32 and divided over the workers (fsdp2): 4 B weights, 4 B gradients, 8 B AdamW.
     policy = PARAMETERS * 16 / workers

@@ -1,0 +1,120 @@
+"""What judges that are language models share: what they are asked, and how a score is read out of their reply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from flowrl.errors import nearest
+from flowrl.model import SettingError
+from flowrl.node import Node
+from flowrl.nodes._backend.answers import BadAnswer, score_of
+
+TEMPLATE = """Rate the answer to the question below from 0 (useless or wrong) to 10 (perfect).
+
+Question: {prompt}
+
+Answer: {response}
+
+Reply with one line: Score: NUMBER"""
+PLACE = re.compile(r"(\{\{|\}\})|\{(\w+)\}")
+"""A brace that is meant as one, or a place for a field."""
+FIELDS = ("prompt", "response", "answer")
+
+
+class Judging(Node):
+    """Base of the judges: their common settings."""
+
+    template: str = TEMPLATE
+    """What the judge is asked: {prompt}, {response} and {answer} are filled in; {{ and }} are plain braces."""
+    parse: str | None = None
+    """Regular expression whose one group is the verdict; its last match in the reply counts. Null finds the number
+    after `Score:`, or one of the `choices`."""
+    choices: dict[str, float] | None = Field(None, min_length=1)
+    """Scores of verdicts that are words, such as `{yes: 1, no: 0}`; capitals do not matter."""
+    scale: tuple[float, float] | None = Field((0.0, 10.0), strict=False)
+    """Lowest and highest number that the judge may give, which become 0 and 1; null takes the number as it is."""
+    max_tokens: int = Field(256, ge=1)
+    """Longest reply."""
+    temperature: float = Field(0.0, ge=0)
+    """Of the judge's sampling; 0 takes the likeliest token."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        names = [name for _, name in PLACE.findall(self.template) if name]
+        for name in names:
+            if name not in FIELDS:
+                fix = f"{nearest(name, FIELDS)}; for plain braces write {{{{{name}}}}}"
+                raise SettingError("template", f"the template names {{{name}}}, which is no field of it", fix)
+        if "response" not in names:
+            raise SettingError("template", "the template does not show the {response} that is to be judged")
+        if self.parse is not None:
+            try:
+                num_groups = re.compile(self.parse).groups
+            except re.error as error:
+                where = f" at character {error.pos + 1}" if error.pos is not None else ""
+                raise SettingError("parse", f"parse is no regular expression: {error.msg}{where}") from error
+            if num_groups != 1:
+                raise SettingError(
+                    "parse", f"parse has {num_groups} groups", "put the verdict in one (...), others in (?:...)"
+                )
+        if self.choices is None and self.scale is not None and self.scale[0] >= self.scale[1]:
+            raise SettingError("scale", f"the scale ends at {self.scale[1]:g}, not above its start", "scale: [0, 10]")
+        return self
+
+    def needs(self) -> dict[str, bool]:
+        names = {name for _, name in PLACE.findall(self.template)}
+        return {"prompt": "prompt" in names, "answer": "answer" in names}
+
+    def questions(self, **columns: Sequence[Any] | None) -> list[str]:
+        """What the judge is asked about each row; `columns` hold a value for each, or are None where not needed."""
+        given = {name: [shown(value) for value in values] for name, values in columns.items() if values is not None}
+
+        def filled(row: int) -> str:
+            return PLACE.sub(lambda match: given[match[2]][row] if match[2] else match[1][0], self.template)
+
+        return [filled(row) for row in range(len(given["response"]))]
+
+    def score(self, reply: str) -> float:
+        """The score in a reply. Raises `BadAnswer` where there is none: that is a failure, and no score."""
+        found = list(re.finditer(self._pattern(), reply))
+        verdict = (found[-1][1] or "").strip() if found else ""
+        if not verdict:
+            raise BadAnswer(f"the judge's reply holds no verdict: {_end_of(reply)}")
+        if self.choices is not None:
+            scores = {word.casefold(): score for word, score in self.choices.items()}
+            if verdict.casefold() not in scores:
+                raise BadAnswer(f"the judge's verdict {verdict!r} is none of {', '.join(self.choices)}")
+            return scores[verdict.casefold()]
+        try:
+            number = score_of(float(verdict))
+        except ValueError:
+            raise BadAnswer(f"the judge's verdict {verdict!r} is no number") from None
+        low, high = self.scale or (0.0, 1.0)
+        if self.scale is not None and not low <= number <= high:
+            raise BadAnswer(f"the judge's verdict {number:g} is not between {low:g} and {high:g}")
+        return (number - low) / (high - low)
+
+    def _pattern(self) -> str:
+        if self.parse is not None:
+            return self.parse
+        if self.choices is None:
+            return r"(?i)score\W*?(-?\d+(?:\.\d+)?)"
+        words = "|".join(map(re.escape, sorted(self.choices, key=len, reverse=True)))
+        return rf"(?i)(?<!\w)({words})(?!\w)"
+
+
+def shown(value: Any) -> str:
+    """A field as a judge reads it: of messages what they say, with the role of each where there are several."""
+    if isinstance(value, list) and value and all(isinstance(turn, Mapping) and "content" in turn for turn in value):
+        if len(value) == 1:
+            return str(value[0]["content"])
+        return "\n\n".join(f"{turn.get('role', 'user')}: {turn['content']}" for turn in value)
+    return value if isinstance(value, str) else str(value)
+
+
+def _end_of(reply: str) -> str:
+    return repr(reply if len(reply) <= 120 else "…" + reply[-120:])

@@ -1,0 +1,192 @@
+"""The `vllm` engine: vLLM's AsyncLLM in the worker, its model in processes of its own.
+
+Token ids go in and come out. AsyncLLM lives on an event loop in a thread; the worker's calls are carried there. While
+nothing generates the scheduler is paused, so that all requests of a call are there before the first is scheduled: what
+is batched with what, and with it the last bits of every logit, then follows from the requests alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flowrl.model import ModelSpec
+from flowrl.nodes._backend.chat import ChatFormat, Prompt, encode_prompts
+from flowrl.nodes._backend.engine import Finished, Request, Sampling, Wanted, refusal, require_ready
+from flowrl.nodes._backend.models import end_tokens, load_tokenizer
+from flowrl.nodes._backend.vllm_requests import params_of, session_of
+from flowrl.nodes._backend.vllm_shared_memory import forget_shared_memory
+from flowrl.nodes._backend.vllm_sync import VllmUpdate
+from flowrl.nodes._backend.weights import Bucket, Update
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """See the module docstring; implements `_backend.engine.Engine`."""
+
+    def __init__(
+        self, spec: ModelSpec, arguments: Mapping[str, Any], environment: Mapping[str, str], chat: ChatFormat
+    ) -> None:
+        """`arguments` are those of vLLM's `AsyncEngineArgs`; `environment` is that of its processes."""
+        self._tokenizer, self._chat = load_tokenizer(spec), chat
+        self._names = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+        before = dict(os.environ)
+        os.environ.update(environment)
+        try:
+            self._llm = self.call(_start(AsyncEngineArgs(**arguments)))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        forget_shared_memory()
+        config = self._llm.model_config
+        self._can_sleep = bool(config.enable_sleep_mode)
+        self._max_length = int(config.max_model_len)
+        sources = (config.try_get_generation_config().get("eos_token_id"), config.hf_text_config.eos_token_id)
+        self._end_tokens = end_tokens(*sources, self._tokenizer.eos_token_id)
+        self._update, self._version, self._asleep = VllmUpdate(self._llm, self.call), 0, False
+        self._paused = self._soon(self._pause())
+
+    def version(self) -> int:
+        """Version of the weights in use; 0 before the first update."""
+        return self._version
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt, through the chat template where the tokenizer has one."""
+        return encode_prompts(self._tokenizer, prompts, self._chat)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
+        """Requests as they finish; those that end while the last ones are looked at come together."""
+        self._update.require_whole()
+        require_ready(updating=False, asleep=self._asleep)
+        refused = [refusal(position, request, self._max_length) for position, request in enumerate(requests)]
+        if any(refused):
+            yield [each for each in refused if each is not None]
+        todo = {position: requests[position] for position, each in enumerate(refused) if each is None}
+        done: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
+        work = self._soon(self._generate(dict(todo), sampling, done))
+        try:
+            while todo:
+                news = [done.get()]
+                while not done.empty():
+                    news.append(done.get())
+                yield [self._finished(each, todo) for each in news]
+        finally:
+            work.cancel()
+
+    def wants(self) -> Wanted:
+        """The type of the model's weights, and the ways to its processes."""
+        return self._update.wants()
+
+    def begin_update(self, update: Update) -> None:
+        """New weights are coming; of one that sleeps, their memory wakes."""
+        self._update.begin(update)
+
+    def load_bucket(self, bucket: Bucket) -> None:
+        """Take some of them."""
+        self._update.load(bucket)
+
+    def finish_update(self, version: int) -> None:
+        """Generate with them from now on; what the old ones had computed is forgotten."""
+        self._update.finish(version)
+        self._version = version
+
+    def sleep(self) -> None:
+        """Give the device's memory back: the weights go to the host, keys and values are dropped."""
+        if self._can_sleep and not self._asleep:
+            self.call(self._llm.sleep(level=1, mode="keep"))
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Take the memory again, with the weights that it had or was given since."""
+        if self._asleep:
+            self.call(self._llm.wake_up())
+            self._asleep = False
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self.call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop and wait for it."""
+        return self._soon(work).result()
+
+    def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _end(self) -> None:
+        await asyncio.wrap_future(self._paused)
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # it would take the end of the processes for their death
+        self._llm.shutdown(timeout=0)  # an orderly end takes vLLM six seconds, and there is nothing to save
+
+    async def _pause(self) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def _generate(self, todo: Mapping[int, Request], sampling: Sampling, done: queue.SimpleQueue[Any]) -> None:
+        """Submit all requests, then let them run; what becomes of each goes to `done`."""
+        running: list[asyncio.Task[None]] = []
+        submitted: list[str] = []
+        try:
+            await asyncio.wrap_future(self._paused)
+            for position, request in todo.items():
+                name = f"r{next(self._names)}"
+                try:
+                    prompt = tokens_input(list(request.prompt))
+                    collector = await self._llm.add_request(
+                        name, prompt, params_of(request, sampling, self._max_length, self._end_tokens)
+                    )
+                except EngineDeadError:
+                    raise
+                except Exception as error:  # of this request: it does not fit, or holds what is no token
+                    done.put((position, error))
+                    continue
+                submitted.append(name)
+                running.append(asyncio.create_task(_result(position, collector, done)))
+            await self._llm.resume_generation()
+            await asyncio.gather(*running)
+        except BaseException as error:
+            done.put(error)
+            await self._llm.abort(submitted)
+        finally:
+            self._paused = self._soon(self._pause())
+
+    def _finished(self, news: tuple[int, Any] | BaseException, todo: dict[int, Request]) -> Finished:
+        if isinstance(news, BaseException):
+            raise RuntimeError(f"vLLM stopped: {news or type(news).__name__}") from news
+        position, result = news
+        request = todo.pop(position)
+        if isinstance(result, Exception):
+            return Finished(position, [result] * len(request.seeds))
+        texts = self._tokenizer.batch_decode(
+            [list(each.token_ids) for each in result], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return Finished(position, [session_of(each, text) for each, text in zip(result, texts, strict=True)])
+
+
+async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(arguments)
+
+
+async def _result(position: int, collector: Any, done: queue.SimpleQueue[Any]) -> None:
+    """Wait for the sessions of one request."""
+    try:
+        done.put((position, (await collector.get()).outputs))
+    except EngineDeadError:
+        raise
+    except Exception as error:
+        done.put((position, error))
