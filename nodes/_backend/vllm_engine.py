@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import queue
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -25,8 +24,8 @@ from flowrl.model import ModelSpec
 from flowrl.nodes._backend.chat import ChatFormat, Prompt, encode_prompts
 from flowrl.nodes._backend.engine import Finished, Request, Sampling, Wanted, refusal, require_ready
 from flowrl.nodes._backend.models import end_tokens, load_tokenizer
+from flowrl.nodes._backend.vllm_processes import forget_shared_memory, in_environment, while_alive
 from flowrl.nodes._backend.vllm_requests import params_of, session_of
-from flowrl.nodes._backend.vllm_shared_memory import forget_shared_memory
 from flowrl.nodes._backend.vllm_sync import VllmUpdate
 from flowrl.nodes._backend.weights import Bucket, Update
 
@@ -44,19 +43,14 @@ class VllmEngine:
         self._names = itertools.count()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
-        before = dict(os.environ)
-        os.environ.update(environment)
-        try:
+        with in_environment(environment):
             self._llm = self.call(_start(AsyncEngineArgs(**arguments)))
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
         forget_shared_memory()
         config = self._llm.model_config
         self._can_sleep = bool(config.enable_sleep_mode)
         self._max_length = int(config.max_model_len)
-        sources = (config.try_get_generation_config().get("eos_token_id"), config.hf_text_config.eos_token_id)
-        self._end_tokens = end_tokens(*sources, self._tokenizer.eos_token_id)
+        ends = (getattr(config.hf_text_config, "eos_token_id", None), self._tokenizer.eos_token_id)
+        self._end_tokens = end_tokens(config.try_get_generation_config().get("eos_token_id"), *ends)
         self._update, self._version, self._asleep = VllmUpdate(self._llm, self.call), 0, False
         self._paused = self._soon(self._pause())
 
@@ -85,7 +79,8 @@ class VllmEngine:
                     news.append(done.get())
                 yield [self._finished(each, todo) for each in news]
         finally:
-            work.cancel()
+            if todo:  # nobody waits for the others any more
+                work.cancel()
 
     def wants(self) -> Wanted:
         """The type of the model's weights, and the ways to its processes."""
@@ -107,13 +102,13 @@ class VllmEngine:
     def sleep(self) -> None:
         """Give the device's memory back: the weights go to the host, keys and values are dropped."""
         if self._can_sleep and not self._asleep:
-            self.call(self._llm.sleep(level=1, mode="keep"))
+            self._ask(self._llm.sleep(level=1, mode="keep"))
             self._asleep = True
 
     def wake(self) -> None:
         """Take the memory again, with the weights that it had or was given since."""
         if self._asleep:
-            self.call(self._llm.wake_up())
+            self._ask(self._llm.wake_up())
             self._asleep = False
 
     def close(self) -> None:
@@ -125,17 +120,20 @@ class VllmEngine:
         """Run a coroutine on the engine's loop and wait for it."""
         return self._soon(work).result()
 
+    def _ask(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.call(while_alive(self._llm, work))
+
     def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        await asyncio.wrap_future(self._paused)
+        await asyncio.wait([asyncio.wrap_future(self._paused)], timeout=1.0)
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would take the end of the processes for their death
         self._llm.shutdown(timeout=0)  # an orderly end takes vLLM six seconds, and there is nothing to save
 
     async def _pause(self) -> None:
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await while_alive(self._llm, self._llm.pause_generation(mode="keep", clear_cache=False))
 
     async def _generate(self, todo: Mapping[int, Request], sampling: Sampling, done: queue.SimpleQueue[Any]) -> None:
         """Submit all requests, then let them run; what becomes of each goes to `done`."""
@@ -157,7 +155,7 @@ class VllmEngine:
                     continue
                 submitted.append(name)
                 running.append(asyncio.create_task(_result(position, collector, done)))
-            await self._llm.resume_generation()
+            await while_alive(self._llm, self._llm.resume_generation())
             await asyncio.gather(*running)
         except BaseException as error:
             done.put(error)

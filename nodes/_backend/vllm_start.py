@@ -77,5 +77,9 @@ def process_environment(context: Context, arguments: Mapping[str, Any]) -> dict[
         if arguments["enforce_eager"]:
             # One function of the sampler would be compiled all the same, which takes ten seconds and gains nothing.
             environment["TORCHDYNAMO_DISABLE"] = "1"
+    elif arguments["tensor_parallel_size"] > 1:  # on CUDA; not proven yet
+        devices = os.environ["FLOWRL_POOL_DEVICES"].split(",")
+        own = devices[context.rank : context.rank + arguments["tensor_parallel_size"]]
+        return environment | {"CUDA_VISIBLE_DEVICES": ",".join(own)}
     ours = ("OMP_NUM_THREADS", vllm_plugin.MARK)
     return environment | {name: os.environ[name] for name in environment if name in os.environ and name not in ours}

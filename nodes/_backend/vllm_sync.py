@@ -6,7 +6,6 @@ it, whatever ends them.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import re
@@ -21,10 +20,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from flowrl.nodes._backend.engine import Wanted, require_ready
 from flowrl.nodes._backend.transport import this_process
+from flowrl.nodes._backend.vllm_processes import while_alive
 from flowrl.nodes._backend.weights import Bucket, Update, WeightsError, name_of, tensor_of
 
-ALIVE_SECONDS = 1.0
-"""How often it is asked whether vLLM's processes are still there."""
 _TOLD = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
 """What vLLM says around an error of its processes."""
 
@@ -101,16 +99,7 @@ class VllmUpdate:
         self._left = None
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._call(self._while_alive(work))
-
-    async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result; vLLM itself waits for ever for an answer of processes that have died."""
-        task = asyncio.ensure_future(work)
-        while not (await asyncio.wait([task], timeout=ALIVE_SECONDS))[0]:
-            if self._llm.errored:
-                task.cancel()
-                raise RuntimeError("vLLM's processes have died")
-        return task.result()
+        return self._call(while_alive(self._llm, work))
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> None:
         """A step of the update, in vLLM's processes; what goes wrong there arrives as text."""
