@@ -24,6 +24,10 @@ from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 
 
+REST_SECONDS = 2.0
+"""Processes of the other engine poll for a second after their last work, and take a core for it."""
+
+
 def main() -> None:
     """Print tokens per second of both, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,6 +93,7 @@ def generate(bare: Any, prompts: list[list[int]], group: int, max_tokens: int) -
 
 def timed(work: Any) -> tuple[float, int]:
     """Seconds, and what the work returned."""
+    time.sleep(REST_SECONDS)
     start = time.perf_counter()
     found = work()
     return time.perf_counter() - start, found
