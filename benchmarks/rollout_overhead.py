@@ -23,7 +23,6 @@ from flowrl.nodes._backend.engine import engines_of, seed_of
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 
-
 REST_SECONDS = 2.0
 """Processes of the other engine poll for a second after their last work, and take a core for it."""
 
