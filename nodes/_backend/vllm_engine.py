@@ -30,6 +30,8 @@ from flowrl.nodes._backend.vllm_sync import VllmUpdate
 from flowrl.nodes._backend.weights import Bucket, Update
 
 T = TypeVar("T")
+END_SECONDS = 10.0
+"""Most time for a call that was broken off to be put away."""
 
 
 class VllmEngine:
@@ -71,7 +73,10 @@ class VllmEngine:
             yield [each for each in refused if each is not None]
         todo = {position: requests[position] for position, each in enumerate(refused) if each is None}
         done: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
-        work = self._soon(self._generate(dict(todo), sampling, done))
+        if not todo:
+            return
+        ended = threading.Event()
+        work = self._soon(self._generate(dict(todo), sampling, done, ended))
         try:
             while todo:
                 news = [done.get()]
@@ -81,6 +86,7 @@ class VllmEngine:
         finally:
             if todo:  # nobody waits for the others any more
                 work.cancel()
+            ended.wait(END_SECONDS)  # it pauses the scheduler at its end, which must not fall into the next call
 
     def wants(self) -> Wanted:
         """The type of the model's weights, and the ways to its processes."""
@@ -135,7 +141,9 @@ class VllmEngine:
     async def _pause(self) -> None:
         await while_alive(self._llm, self._llm.pause_generation(mode="keep", clear_cache=False))
 
-    async def _generate(self, todo: Mapping[int, Request], sampling: Sampling, done: queue.SimpleQueue[Any]) -> None:
+    async def _generate(
+        self, todo: Mapping[int, Request], sampling: Sampling, done: queue.SimpleQueue[Any], ended: threading.Event
+    ) -> None:
         """Submit all requests, then let them run; what becomes of each goes to `done`."""
         running: list[asyncio.Task[None]] = []
         submitted: list[str] = []
@@ -162,6 +170,7 @@ class VllmEngine:
             await self._llm.abort(submitted)
         finally:
             self._paused = self._soon(self._pause())
+            ended.set()
 
     def _finished(self, news: tuple[int, Any] | BaseException, todo: dict[int, Request]) -> Finished:
         if isinstance(news, BaseException):

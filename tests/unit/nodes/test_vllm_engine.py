@@ -150,6 +150,15 @@ def test_a_prompt_that_cannot_be_answered_fails_alone(engine: VllmEngine, prompt
     assert why in str(found[2])
 
 
+def test_a_call_that_is_broken_off_or_refused_as_a_whole_does_not_stop_the_next(engine: VllmEngine) -> None:
+    requests = requests_of(engine.encode(SUMS))
+    for _ in range(3):
+        assert len(sessions(engine, [Request([], [1, 2])], Sampling(4, 1.0))) == 2
+        assert len(done(engine, requests[:2], Sampling(8, 1.0))) == 8
+        next(iter(engine.generate(requests, Sampling(8, 1.0))))
+        assert len(done(engine, requests[:2], Sampling(8, 1.0))) == 8
+
+
 def test_more_prompts_than_fit_in_one_pass_are_answered(engine: VllmEngine) -> None:
     # Read in chunks they would need a random stream that can be rewound, which there is none of on a CPU.
     prompts = [[3 + position % 10] * 60 for position in range(300)]
