@@ -7,14 +7,14 @@ own: decoders look for the last token that is no padding. So a text's logits dep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flowrl.model import ModelSpec
 from flowrl.model_files import ModelError
 from flowrl.nodes._backend.chat import Prompt
-from flowrl.nodes._backend.models import folder_of
+from flowrl.nodes._backend.models import folder_of, weight_options
 from flowrl.rows import Array, Jagged
 
 if TYPE_CHECKING:
@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 
 def load_classifier(spec: ModelSpec, device: str) -> PreTrainedModel:
     """The model in evaluation mode. Raises `ModelError`, also where it has no head that was trained to classify."""
-    import torch
     from transformers import AutoModelForSequenceClassification
 
     where = folder_of(spec)
-    options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "trust_remote_code": spec.trust_remote_code}
-    options |= {} if spec.revision is None else {"revision": spec.revision}
-    options |= {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(where, output_loading_info=True, **options)
+        model, info = AutoModelForSequenceClassification.from_pretrained(where, **weight_options(spec))
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise ModelError(f"the reward model '{spec.path}' cannot be loaded: {reason}") from error

@@ -50,16 +50,14 @@ def folder_of(spec: ModelSpec) -> str:
 
 def load_model(spec: ModelSpec, device: str = "cpu") -> PreTrainedModel:
     """The model in evaluation mode: no dropout in any pass, or the ratio to the rollout would not start at 1."""
-    import torch
     from transformers import AutoModelForCausalLM
 
-    where, config = folder_of(spec), _config(spec)
+    where = folder_of(spec)
+    config = _config(spec, where)
     has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not has_own_code:
         raise ModelError(f"model '{spec.path}' is of type '{config.model_type}', which is no causal language model")
-    options = _options(spec) | {"dtype": getattr(torch, spec.dtype), "output_loading_info": True}
-    if spec.attn_implementation is not None:
-        options["attn_implementation"] = spec.attn_implementation
+    options = weight_options(spec)
     model, info = _load(spec.path, "model", lambda: AutoModelForCausalLM.from_pretrained(where, **options))
     if info["missing_keys"] or info["mismatched_keys"]:
         names = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
@@ -84,7 +82,7 @@ def load_tokenizer(spec: ModelSpec) -> PreTrainedTokenizerBase:
         options.pop("revision", None)
     tokenizer: Any = _load(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(where, **options))
     if spec.tokenizer is not None:
-        size = _config(spec).get_text_config().vocab_size
+        size = _config(spec, folder_of(spec)).get_text_config().vocab_size
         if len(tokenizer) > size:
             fact = f"the tokenizer '{path}' has {len(tokenizer):,} words, the model '{spec.path}' knows {size:,}"
             raise ModelError(f"{fact}: take the tokenizer that the model was trained with")
@@ -131,10 +129,17 @@ def _options(spec: ModelSpec) -> dict[str, Any]:
     return {**revision, "trust_remote_code": spec.trust_remote_code}
 
 
-def _config(spec: ModelSpec) -> Any:
+def weight_options(spec: ModelSpec) -> dict[str, Any]:
+    """What `from_pretrained` of any kind of model is told, so that it says what it has loaded."""
+    import torch
+
+    attention = {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}
+    return _options(spec) | attention | {"dtype": getattr(torch, spec.dtype), "output_loading_info": True}
+
+
+def _config(spec: ModelSpec, where: str) -> Any:
     from transformers import AutoConfig
 
-    where = folder_of(spec)
     return _load(spec.path, "model", lambda: AutoConfig.from_pretrained(where, **_options(spec)))
 
 

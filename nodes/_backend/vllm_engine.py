@@ -53,7 +53,7 @@ class VllmEngine:
         self._max_length = int(config.max_model_len)
         ends = (getattr(config.hf_text_config, "eos_token_id", None), self._tokenizer.eos_token_id)
         self._end_tokens = end_tokens(config.try_get_generation_config().get("eos_token_id"), *ends)
-        self._update, self._version, self._asleep = VllmUpdate(self._llm, self.call), 0, False
+        self._update, self._version, self._asleep = VllmUpdate(self._llm, self._ask), 0, False
         self._paused = self._soon(self._pause())
 
     def version(self) -> int:

@@ -20,7 +20,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from flowrl.nodes._backend.engine import Wanted, require_ready
 from flowrl.nodes._backend.transport import this_process
-from flowrl.nodes._backend.vllm_processes import while_alive
 from flowrl.nodes._backend.weights import Bucket, Update, WeightsError, name_of, tensor_of
 
 _TOLD = re.compile(r"Worker failed with error '(.*)', please check the stack trace", re.DOTALL)
@@ -28,7 +27,7 @@ _TOLD = re.compile(r"Worker failed with error '(.*)', please check the stack tra
 
 
 class Caller(Protocol):
-    """Runs a coroutine on the loop of an AsyncLLM and waits for its end."""
+    """Runs a coroutine on the loop of an AsyncLLM and waits for its end, or for that of vLLM's processes."""
 
     def __call__(self, work: Coroutine[Any, Any, Any], /) -> Any:
         """What it returns."""
@@ -69,8 +68,8 @@ class VllmUpdate:
         if self._opened != opening:
             self._do(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(opening)))
             self._opened = opening
-        if "ipc" in self.wants().transports and self._run(self._llm.is_sleeping()):
-            self._run(self._llm.wake_up(tags=["weights"]))
+        if "ipc" in self.wants().transports and self._call(self._llm.is_sleeping()):
+            self._call(self._llm.wake_up(tags=["weights"]))
         self._do(self._llm.start_weight_update())
 
     def load(self, bucket: Bucket) -> None:
@@ -91,20 +90,17 @@ class VllmUpdate:
         if self._left:
             raise WeightsError(f"the weight '{min(self._left)}' was announced, but has not come")
         self._do(self._llm.finish_weight_update(weight_version=str(version)))
-        if not self._run(self._llm.reset_prefix_cache()):
+        if not self._call(self._llm.reset_prefix_cache()):
             raise RuntimeError("vLLM did not reset its prefix cache after the sync: requests are still running")
-        found = self._run(self._llm.get_weight_version())
+        found = self._call(self._llm.get_weight_version())
         if found != str(version):
             raise RuntimeError(f"after the sync vLLM has weights of version {found}, not {version}")
         self._left = None
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._call(while_alive(self._llm, work))
-
     def _do(self, work: Coroutine[Any, Any, Any]) -> None:
         """A step of the update, in vLLM's processes; what goes wrong there arrives as text."""
         try:
-            self._run(work)
+            self._call(work)
         except Exception as error:
             told = _TOLD.search(str(error))
             raise WeightsError(told[1] if told else str(error)) from error

@@ -13,8 +13,9 @@ from flowrl.model import SettingError
 from flowrl.node import Context
 from flowrl.nodes._backend.answers import scored
 from flowrl.nodes._backend.chat import ChatFormat
-from flowrl.nodes._backend.engine import Engine, Request, Sampling, engines_of, seed_of
-from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.engine import Engine, Request, Sampling, seed_of
+from flowrl.nodes._backend.engines import close_engines, engine_for
+from flowrl.nodes._backend.fake import Script
 from flowrl.nodes._backend.judge import Judging
 from flowrl.nodes._backend.rollouts import encoded
 from flowrl.nodes._backend.vllm_options import refuse_unknown
@@ -64,30 +65,14 @@ class JudgeModel(Judging):
             raise ValueError(
                 f"model '{context.model}' is trained, and the judge would stay as it was: use a frozen one"
             )
-        engines = engines_of(context)
-        key = self.model_dump_json(include={"engine", "max_sequences", "template_options", "engine_options", "script"})
-        if key not in engines:
-            engines[key] = self._make_engine(context)
-        self._engine = engines[key]
-
-    def _make_engine(self, context: Context) -> Engine:
-        if self.engine == "fake":
-            return FakeEngine(self.script)
-        from flowrl.nodes._backend.models import use_threads
-
-        use_threads(context)
         chat = ChatFormat(options=self.template_options)
-        if self.engine == "vllm":
-            from flowrl.nodes._backend.vllm_start import make_engine
-
-            return make_engine(context, chat, self.max_sequences, 1, self.engine_options)
-        from flowrl.nodes._backend.generation import TransformersEngine
-
-        return TransformersEngine(context.model_spec, context.device, chat, self.max_sequences or 512)
+        self._engine = engine_for(
+            context, "judge", self.engine, chat, self.script, self.max_sequences, self.engine_options
+        )
 
     def close(self) -> None:
         if self._engine is not None:
-            self._engine.close()
+            close_engines(self._context)
 
     def run(self, response: Sample[str], prompt: Prompt[Json] | None = None, answer: Prompt[Json] | None = None) -> Out:
         assert self._engine is not None, "setup comes before run"

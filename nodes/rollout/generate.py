@@ -13,7 +13,8 @@ from flowrl.metrics import failure
 from flowrl.model import ModelSpec, SettingError
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.chat import ChatFormat, encode_prompts
-from flowrl.nodes._backend.engine import Completion, Engine, Finished, Request, Sampling, engines_of, seed_of
+from flowrl.nodes._backend.engine import Completion, Engine, Finished, Request, Sampling, seed_of
+from flowrl.nodes._backend.engines import close_engines, engine_for
 from flowrl.nodes._backend.fake import FakeEngine, Script
 from flowrl.nodes._backend.rollouts import encoded, report
 from flowrl.nodes._backend.vllm_options import VLLM_MAX_TEMPERATURE, refuse_unknown
@@ -50,7 +51,7 @@ class Generate(Node):
     """What the fake engine answers."""
 
     _engine: Engine | None = PrivateAttr(None)
-    _seed: int = PrivateAttr(0)
+    _context: Context = PrivateAttr()
 
     class Out(NamedTuple):
         rows: Rows
@@ -91,37 +92,22 @@ class Generate(Node):
         return [len(ids) for ids in encode_prompts(load_tokenizer(model), prompts, self._chat())]
 
     def setup(self, context: Context) -> None:
-        self._seed = context.seed
+        self._context = context
         if context.rank % self.tensor_parallel:
             return  # its device is lent to the first worker of the copy
-        engines = engines_of(context)
         # Rollouts of one model share an engine unless they want it made in another way.
-        key = self.model_dump_json(exclude={"max_tokens", "temperature", "stop"})
-        if key not in engines:
-            engines[key] = self._make_engine(context)
-        self._engine = engines[key]
+        self._engine = engine_for(
+            context, "rollout", self.engine, self._chat(), self.script, self.max_sequences, self.engine_options,
+            self.tensor_parallel,
+        )  # fmt: skip
 
     def _chat(self) -> ChatFormat:
         return ChatFormat(self.chat_template, self.template_options)
 
-    def _make_engine(self, context: Context) -> Engine:
-        if self.engine == "fake":
-            return FakeEngine(self.script)
-        from flowrl.nodes._backend.models import use_threads
-
-        use_threads(context)
-        if self.engine == "vllm":
-            from flowrl.nodes._backend.vllm_start import make_engine
-
-            return make_engine(context, self._chat(), self.max_sequences, self.tensor_parallel, self.engine_options)
-        from flowrl.nodes._backend.generation import TransformersEngine
-
-        return TransformersEngine(context.model_spec, context.device, self._chat(), self.max_sequences or 512)
-
     def close(self) -> None:
         """End the engine's processes."""
         if self._engine is not None:
-            self._engine.close()
+            close_engines(self._context)
 
     def sleep(self) -> None:
         """Let the engine leave the device's memory to training."""
@@ -150,7 +136,7 @@ class Generate(Node):
                 failure([f"{uid}_{session}_0" for session in sessions], ids)
             else:
                 kept.append(index)
-                requests.append(Request(ids, [seed_of(self._seed, uid, session) for session in sessions]))
+                requests.append(Request(ids, [seed_of(self._context.seed, uid, session) for session in sessions]))
         return prompt.rows.take_groups(np.array(kept, dtype=np.int64))[0], requests
 
     def _block(self, prompts: Rows, requests: Sequence[Request], finished: Sequence[Finished]) -> Out:

@@ -4,11 +4,14 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from flowrl.batch import Prompt
 from flowrl.metrics import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
-from flowrl.nodes._backend.fake import Script
+from flowrl.nodes._backend.engine import engines_of
+from flowrl.nodes._backend.fake import FakeEngine, Script
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 
@@ -57,3 +60,16 @@ def test_library_nodes_import_without_torch() -> None:
     code += "for name in library_names(): find(name, Path()).load()\n"
     code += "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'accelerate', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_engine_that_two_rollouts_share_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[FakeEngine] = []
+    monkeypatch.setattr(FakeEngine, "close", ended.append)
+    context = Context(model="policy", models={"policy": ModelSpec(path="anything")})
+    nodes = [Generate(engine="fake", max_tokens=tokens) for tokens in (4, 8)]
+    for node in nodes:
+        node.setup(context)
+    assert len(engines_of(context)) == 1
+    for node in nodes:
+        node.close()
+    assert len(ended) == 1 and not engines_of(context)
