@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from flowrl.batch import Json, Prompt, Sample
 from flowrl.errors import nearest
 from flowrl.model import SettingError
 from flowrl.node import Node
@@ -69,9 +70,15 @@ class Judging(Node):
         names = {name for _, name in PLACE.findall(self.template)}
         return {"prompt": "prompt" in names, "answer": "answer" in names}
 
-    def questions(self, **columns: Sequence[Any] | None) -> list[str]:
-        """What the judge is asked about each row; `columns` hold a value for each, or are None where not needed."""
-        given = {name: [shown(value) for value in values] for name, values in columns.items() if values is not None}
+    def asked(self, response: Sample[str], prompt: Prompt[Json] | None, answer: Prompt[Json] | None) -> list[str]:
+        """What the judge is asked about each sample; prompt and answer are None where the template has no place."""
+        columns = {"prompt": prompt, "answer": answer}
+        values = {name: list(column.per_sample(response)) for name, column in columns.items() if column is not None}
+        return self.questions(response=list(response), **values)
+
+    def questions(self, **columns: Sequence[Any]) -> list[str]:
+        """What the judge is asked about each row; `columns` hold a value for each."""
+        given = {name: [shown(value) for value in values] for name, values in columns.items()}
 
         def filled(row: int) -> str:
             return PLACE.sub(lambda match: given[match[2]][row] if match[2] else match[1][0], self.template)

@@ -97,11 +97,7 @@ class Judge(Judging):
         self, response: Sample[str], prompt: Prompt[Json] | None = None, answer: Prompt[Json] | None = None
     ) -> Iterator[Out]:
         assert self._crew is not None, "setup comes before run"
-        questions = self.questions(
-            response=list(response),
-            prompt=None if prompt is None else list(prompt.per_sample(response)),
-            answer=None if answer is None else list(answer.per_sample(response)),
-        )
+        questions = self.asked(response, prompt, answer)
 
         async def judge(row: int) -> tuple[float, Any]:
             reply = await self._reply(questions[row])

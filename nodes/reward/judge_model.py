@@ -76,11 +76,7 @@ class JudgeModel(Judging):
 
     def run(self, response: Sample[str], prompt: Prompt[Json] | None = None, answer: Prompt[Json] | None = None) -> Out:
         assert self._engine is not None, "setup comes before run"
-        questions = self.questions(
-            response=list(response),
-            prompt=None if prompt is None else list(prompt.per_sample(response)),
-            answer=None if answer is None else list(answer.per_sample(response)),
-        )
+        questions = self.asked(response, prompt, answer)
         own = np.arange(self._context.rank, len(response), self._context.num_ranks)
         rows = response.rows.take(own)
         replies = self._replies(self._engine, rows.names(), [questions[row] for row in own])

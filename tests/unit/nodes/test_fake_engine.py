@@ -64,7 +64,7 @@ def test_library_nodes_import_without_torch() -> None:
 
 def test_an_engine_that_two_rollouts_share_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[FakeEngine] = []
-    monkeypatch.setattr(FakeEngine, "close", ended.append)
+    monkeypatch.setattr(FakeEngine, "close", lambda engine: ended.append(engine))
     context = Context(model="policy", models={"policy": ModelSpec(path="anything")})
     nodes = [Generate(engine="fake", max_tokens=tokens) for tokens in (4, 8)]
     for node in nodes:
