@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import socket
+import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,83 +21,20 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flowrl.batch import Batch
+from flowrl.engine.actor import RayActor
 from flowrl.engine.call import Call, Receipt, WorkerSetup
-from flowrl.engine.setup import THREAD_SETTINGS
-from flowrl.engine.worker import Worker
+from flowrl.engine.setup import LOOPBACK, THREAD_SETTINGS
+from flowrl.engine.sweeper import start_sweeper
 from flowrl.errors import RunError
 from flowrl.graph.pools import Pool
 
 PLACEMENT_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 LATE_SECONDS = 60.0
-LOOPBACK = "127.0.0.1"
 POOL_DEVICES = "FLOWRL_POOL_DEVICES"
 """Environment variable with the accelerators of all workers of the pool, in their order."""
 _ray: Any = ray
 """Ray without its type hints, which cover only a part of what it takes."""
-
-
-class RayWorker:
-    """The actor: a `Worker` whose calls return their outputs as objects of their own."""
-
-    def __init__(self, setup: WorkerSetup, environment: Mapping[str, str]) -> None:
-        os.environ.update(environment)
-        self.worker = Worker(setup)
-
-    def address(self, loopback: bool) -> tuple[str, int]:
-        """Host and free port for the process group of the pool."""
-        host = LOOPBACK if loopback else _ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, int(probe.getsockname()[1])
-
-    def devices(self) -> str:
-        """Names of the accelerators that this worker was given; empty where there are none."""
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-    def load(self, environment: Mapping[str, str]) -> None:
-        """Make the nodes and load their models."""
-        os.environ.update(environment)
-        self.worker.load()
-
-    def call(self, call: Call, num_outputs: int, *parts: Batch) -> Any:
-        """One receipt, then the outputs: as many objects as the driver expects."""
-        ((receipt, outputs),) = self.worker.blocks(call, parts)
-        objects = (receipt, *outputs, *[None] * (num_outputs - len(outputs)))
-        return objects if num_outputs else receipt
-
-    def stream(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:
-        """For each block its outputs, then its receipt."""
-        for receipt, outputs in self.worker.blocks(call, parts):
-            # Not `yield from`: Ray sends into the generator, which a list does not take.
-            for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:  # noqa: UP028
-                yield item
-
-    def send(self, node: str, receivers: Sequence[Any]) -> Iterator[Any]:
-        """Weights of a sync node, part by part."""
-        yield from self.worker.send(node, receivers)
-
-    @ray.method(concurrency_group="receive")
-    def receiver(self, node: str) -> Any:
-        """What senders of weights must know."""
-        return self.worker.receiver(node)
-
-    @ray.method(concurrency_group="receive")
-    def receive(self, node: str, part: Any, version: int) -> None:
-        """Load a part of the weights into the engine."""
-        self.worker.receive(node, part, version)
-
-    @ray.method(concurrency_group="control")
-    def close(self) -> None:
-        """End child processes."""
-        self.worker.close()
-
-
-_Actor = _ray.remote(concurrency_groups={"control": 4, "receive": 1})(RayWorker)
-"""Calls run one at a time, beside those of the group `control`.
-
-Weights are received, one part at a time, beside the call that sends them: it may be of the same worker.
-"""
 
 
 class RayCluster:
@@ -115,6 +53,7 @@ class RayCluster:
         self.modules = tuple(modules)
         self.actors: dict[str, Any] = {}
         self.groups: dict[str, PlacementGroup] = {}
+        self.sweeper: subprocess.Popen[bytes] | None = None
 
     def connect(self) -> dict[str, float]:
         """Join or start Ray; the resources that it has."""
@@ -123,8 +62,7 @@ class RayCluster:
         quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # If this process is killed, some of Ray's look for its head that long, by default a minute, and then end.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+            self.sweeper = start_sweeper()
             # "local" starts a cluster of its own even where another one is running on this machine
             ray.init(address="local", num_cpus=self.num_cpus, _node_ip_address=LOOPBACK, **quiet)
         else:
@@ -150,7 +88,7 @@ class RayCluster:
                     self.groups[setup.pool], placement_group_bundle_index=setup.rank
                 )
             threads = {"OMP_NUM_THREADS": str(setup.num_threads), **THREAD_SETTINGS}
-            self.actors[setup.name] = _Actor.options(**options).remote(setup, threads)
+            self.actors[setup.name] = RayActor.options(**options).remote(setup, threads)
         self.stage("loading models")
         environments = self._rendezvous(workers)
         loading = {self.actors[w.name].load.remote(environments[w.name]): w.name for w in workers}
@@ -235,15 +173,16 @@ class RayCluster:
 
     def close(self) -> None:
         """End the actors and, if it was started here, Ray itself."""
-        if not ray.is_initialized():
-            return
-        closing = [actor.close.remote() for actor in self.actors.values()]
-        ray.wait(closing, num_returns=len(closing), timeout=1.0) if closing else None
-        for actor in self.actors.values():
-            ray.kill(actor)
-        for group in self.groups.values():
-            remove_placement_group(group)
-        ray.shutdown()
+        if ray.is_initialized():
+            closing = [actor.close.remote() for actor in self.actors.values()]
+            ray.wait(closing, num_returns=len(closing), timeout=1.0) if closing else None
+            for actor in self.actors.values():
+                ray.kill(actor)
+            for group in self.groups.values():
+                remove_placement_group(group)
+            ray.shutdown()
+        if self.sweeper is not None:
+            self.sweeper.communicate()
 
 
 def own_packages(modules: Iterable[str]) -> list[str]:

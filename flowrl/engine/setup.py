@@ -11,6 +11,8 @@ from flowrl.functions import code_named_in
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 
+LOOPBACK = "127.0.0.1"
+"""Where everything listens in a cluster that a run starts."""
 THREAD_SETTINGS = {"GOMP_SPINCOUNT": "10000"}
 """Environment of every process that computes.
 

@@ -128,9 +128,12 @@ class ConsoleRecorder:
             self._print(f"rows failed: {self._failed.total()} ({by_node}); log.txt names each", "yellow")
         if self._num_unscored:
             self._print(f"rows unscored: {self._num_unscored:.0f}", "yellow")
-        steps, startup = _clock(self._last - self._ready), _clock(self._ready - self._started)
-        done = f"{self._num_done} step{'s' * (self._num_done != 1)}"
-        self._print(f"{self._name} {status}: {done} in {steps} after {startup} of start-up", "bold")
+        if self._num_done:
+            steps, startup = _clock(self._last - self._ready), _clock(self._ready - self._started)
+            done = f"{self._num_done} step{'s' * (self._num_done != 1)} in {steps} after {startup} of start-up"
+        else:
+            done = f"no step finished in {_clock(time.monotonic() - self._started)}"
+        self._print(f"{self._name} {status}: {done}", "bold")
         self._print(f"run folder: {self._folder}")
 
     def _table(self) -> Table:

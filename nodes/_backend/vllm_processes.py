@@ -6,18 +6,16 @@ import asyncio
 import os
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from flowrl.engine.sweeper import shared_memory
+
 T = TypeVar("T")
 ALIVE_SECONDS = 1.0
 """How often it is asked whether vLLM's processes are still there."""
-FOLDER = "/dev/shm"
-PREFIX = "psm_"
-"""Of the names that Python's `SharedMemory` makes up."""
 
 
 @contextmanager
@@ -51,15 +49,5 @@ def forget_shared_memory() -> None:
     """
     process = psutil.Process()
     for each in (process, *process.children(recursive=True)):
-        for name in _held_by(each.pid):
-            Path(FOLDER, name).unlink(missing_ok=True)
-
-
-def _held_by(pid: int) -> set[str]:
-    """Names of the shared memory that a process has mapped."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
-    except OSError:  # it has ended, or this system has no such file
-        return set()
-    paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if f"{FOLDER}/{PREFIX}" in line)
-    return {os.path.basename(path.removesuffix(" (deleted)")) for path in paths}
+        for path in shared_memory(each.pid):
+            path.unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from runs import DEFAULT, Finished, environment, finish, gone, processes
 
+from flowrl.engine.sweeper import PREFIXES
+
 DUMP = '''
 import json
 from typing import NamedTuple
@@ -97,21 +99,27 @@ def test_it_learns_what_it_learns_with_the_transformers_engine(tmp_path: Path) -
     assert min(means) > mine.metrics[0]["reward/mean"] + 0.3
 
 
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(PREFIXES)}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_of_vllm_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
-    before = {path.name for path in Path("/dev/shm").glob("psm_*")}
+@pytest.mark.parametrize("loaded", [False, True])
+def test_nothing_of_vllm_outlives_a_run_that_is_ended(loaded: bool, number: signal.Signals, tmp_path: Path) -> None:
+    before = shared_memory()
     command = [sys.executable, "-m", "flowrl", "run", str(DEFAULT), *VLLM]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path)
     )
     assert run.stdout is not None
-    for line in run.stdout:
-        if line.startswith("step   2/"):
-            break
+    until = "step   2/" if loaded else "loading models"
+    assert any(until in line for line in run.stdout)
+    while not loaded and shared_memory() <= before:
+        assert run.poll() is None
+    time.sleep(0 if loaded else 1.0)  # what a run has shared is looked at twice a second
     assert processes(tmp_path, "EngineCore") or len(processes(tmp_path)) > 3
     os.kill(run.pid, number)
     run.wait(timeout=60)
     run.stdout.close()
     assert gone(tmp_path, seconds=20)
-    time.sleep(0.5)
-    assert {path.name for path in Path("/dev/shm").glob("psm_*")} <= before
+    assert shared_memory() <= before

@@ -94,7 +94,7 @@ def test_a_run_that_fails_before_its_first_step_ends_with_its_status() -> None:
     recorder.close("failed", ["node reward: boom"])
     text = stream.getvalue()
     assert "boom" not in text
-    assert "grpo_sync failed: 0 steps" in text
+    assert "grpo_sync failed: no step finished in 0:00:00" in text
     assert "mean reward" not in text
 
 
