@@ -91,6 +91,11 @@ def _convert(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         model.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
+        mode = (
+            (unfinished / "config.json").stat().st_mode
+        )  # as whoever runs this wants files; weights are for one alone
+        for path in unfinished.iterdir():
+            path.chmod(mode)
         _move(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -29,7 +29,7 @@ from flowrl.track.history import History
 
 LOCAL_NOTE = (
     "--local: one worker a pool, on the CPU, nodes one at a time in this process; nothing overlaps, and a row that "
-    "never returns cannot be ended"
+    "never returns, and what rows have started, cannot be ended"
 )
 
 
@@ -45,7 +45,7 @@ class Result:
 
 def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
     """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
-    refuse_unavailable(plan, reading, accelerators_here(local, address))
+    refuse_unavailable(plan, reading, accelerators_here(local, address), address)
     if local:
         plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
     elif address is None:
@@ -73,7 +73,7 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
 
     With an address, the cluster there is asked; nothing is placed on it.
     """
-    refuse_unavailable(plan, reading, accelerators_here(local, address))
+    refuse_unavailable(plan, reading, accelerators_here(local, address), address)
     notes = Notes()
     load_prompts(plan, reading, notes)
     data = "".join(f"\n  {note}" for note in notes.kept)
@@ -89,20 +89,21 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
             where, present = f"the cluster at {address}", cluster.connect()
         finally:
             cluster.close()
-        refuse_unavailable(plan, reading, bool(present.get("GPU")))
+        refuse_unavailable(plan, reading, bool(present.get("GPU")), address)
     require(plan, reading, present)
     asked = {name: amount for name, amount in asked_for(plan, present).items() if amount}
     shown = ", ".join(f"{_shown(amount)} of {_shown(present.get(name, 0.0))} {name}" for name, amount in asked.items())
     return f"{where}: {shown} asked for: it fits{data}"
 
 
-def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None) -> None:
+def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None, address: str | None = None) -> None:
     """What may be planned and cannot be run (FR079), or not yet here: a model to fetch (FR010), a way for weights that
-    needs GPUs where there are none (FR056).
+    needs GPUs where there are none (FR056), what workers that start here would lack (FR031).
     """
+    refused = ("FR010", "FR079") if address is not None else ("FR010", "FR031", "FR079")
     syncs = [node for node in plan.graph.nodes.values() if node.weights == "syncs"]
     routes = [(node, plan.pool_of(node), plan.engine_pools(node.model)) for node in syncs]
-    found = [replace(p, severity="error") if p.code in ("FR010", "FR079") else p for p in plan.warnings]
+    found = [replace(p, severity="error") if p.code in refused else p for p in plan.warnings]
     found += refused_placements(reading, routes, accelerators)
     if any(problem.severity == "error" for problem in found):
         raise PipelineError(found)
@@ -150,7 +151,7 @@ def run_recorded(
             cluster = RayCluster(plan.pools, modules, num_cores(), address, recorder.stage)
             resources = cluster.connect()
             device = "cuda" if resources.get("GPU") else "cpu"
-            refuse_unavailable(plan, reading, device == "cuda")
+            refuse_unavailable(plan, reading, device == "cuda", address)
             if address is not None or device == "cuda":
                 require(plan, reading, resources)
         on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does

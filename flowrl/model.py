@@ -77,7 +77,7 @@ class ModelSpec(Settings):
     """Whether an update node may change the weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in memory."""
-    attn_implementation: str | None = None
+    attn_implementation: str | None = Field(None, min_length=1)
     """How transformers computes attention: `eager`, `sdpa`, `flash_attention_2`, ...; null leaves it the choice."""
     trust_remote_code: bool = False
     """Whether Python files that come with the model may be run."""

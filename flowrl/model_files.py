@@ -6,12 +6,13 @@ The check before launch and the loading in a worker ask the same functions, so t
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.errors import nearest
 from flowrl.gguf_header import MAGIC
@@ -22,6 +23,11 @@ GGUF = "gguf:"
 HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?")
 MODEL_FILES, TOKENIZER_FILES = ("config.json",), ("tokenizer_config.json", "tokenizer.json")
 """One of these makes a folder that of a model, or of a tokenizer."""
+DECODER_FIX = "give a decoder-only model, such as those whose architecture ends in ForCausalLM"
+_NOT_CAUSAL = re.compile(r"For(?!CausalLM|ConditionalGeneration)\w+$|Encoder(Model)?$")
+"""Architectures that read text, or make something else of it."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_OF_A_TOKENIZER = ("*token*", "vocab*", "merges*", "*.model", "spiece*")
 _WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _KINDS = "give a shipped name such as arith-tiny, a folder, gguf:FILE.gguf, or a hub id"
@@ -29,6 +35,10 @@ _KINDS = "give a shipped name such as arith-tiny, a folder, gguf:FILE.gguf, or a
 
 class ModelError(ValueError):
     """A model cannot be used: the message says which, why, and what to do."""
+
+    def __init__(self, fact: str, fix: str = "") -> None:
+        super().__init__(f"{fact}; {fix}" if fix else fact)
+        self.fact, self.fix = fact, fix
 
 
 class Fault(NamedTuple):
@@ -126,6 +136,59 @@ def fault_of(path: str, files: Sequence[str] = MODEL_FILES) -> Fault | None:
     return None
 
 
+def content_fault(path: str) -> Fault | None:
+    """What is wrong with the files in the folder of a model whose name is right."""
+    folder, fix = local_folder(path), "give a folder made by `save_pretrained`"
+    if folder is None:
+        return None
+    try:
+        config = _config(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error) or "it is nested too deep"
+        return Fault(f"the config.json of '{path}' cannot be read: {said}", fix)
+    if not isinstance(config.get("model_type"), str) and "auto_map" not in config:
+        return Fault(f"the config.json of '{path}' names no model_type", fix)
+    weights = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    if not weights:
+        return Fault(f"the model folder '{path}' has no weights, such as model.safetensors", fix)
+    for file in weights:
+        if file.suffix == ".safetensors" and not _is_whole(file):
+            fix = "copy it again; after a `git clone`, `git lfs pull` fetches what it stands for"
+            return Fault(f"'{file}' is cut off, or no safetensors file", fix)
+    return _shards_fault(path, folder, {file.name for file in weights})
+
+
+def causal_fault(path: str) -> Fault | None:
+    """Why a folder, whose name is right, holds no causal language model; None where that cannot be told from it."""
+    folder = local_folder(path)
+    config = _config(folder) if folder is not None else {}
+    kinds = config.get("architectures") or []
+    other = isinstance(kinds, list) and kinds and all(_NOT_CAUSAL.search(str(kind)) for kind in kinds)
+    if not other and config.get("is_encoder_decoder") is not True and config.get("is_decoder") is not False:
+        return None
+    what = str(kinds[0]) if kinds else str(config.get("model_type"))
+    return Fault(f"the model in '{path}' is a {what}, which is no causal language model", DECODER_FIX)
+
+
+def words_of(path: str) -> int | None:
+    """Size of the vocabulary of a model in a folder; None where its config.json does not say."""
+    folder = local_folder(path)
+    try:
+        words = _config(folder).get("vocab_size") if folder is not None else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return words if isinstance(words, int) and words > 1 else None
+
+
+def tokenizer_fault(path: str) -> Fault | None:
+    """What a folder, whose name is right, lacks to read text with."""
+    folder = local_folder(path)
+    if folder is None or any(found for pattern in _OF_A_TOKENIZER for found in folder.glob(pattern)):
+        return None
+    fix = "save the tokenizer there too, or name another model's: tokenizer: FOLDER or hub id"
+    return Fault(f"the model folder '{path}' has no tokenizer", fix)
+
+
 def template_text(chat_template: str) -> str:
     """A chat template as text: itself, or what its file holds. Raises `OSError` or `ValueError`."""
     if is_inline(chat_template):
@@ -147,7 +210,7 @@ def template_fault(chat_template: str | None) -> Fault | None:
 
     try:
         # transformers adds a tag of its own, which marks what an assistant says and changes no text.
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+        Environment(extensions=["jinja2.ext.loopcontrols"]).compile(_GENERATION.sub("", text))
     except TemplateSyntaxError as error:
         return Fault(f"the chat template is broken in line {error.lineno}: {error.message}", fix)
     return None if "{" in text else Fault("the chat template shows no message: it has no {{ }}", fix)
@@ -183,6 +246,42 @@ def _folder_fault(path: str, folder: Path, file: str) -> Fault:
     if near:
         return Fault(fact, f"for its GGUF file give {GGUF}{os.path.join(path, near[0].name)}")
     return Fault(fact, "give a folder made by `save_pretrained`")
+
+
+def _shards_fault(path: str, folder: Path, there: set[str]) -> Fault | None:
+    """Files of weights that an index names and that are not there."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if name in there or not (folder / f"{name}.index.json").is_file():
+            continue
+        try:
+            named = set(json.loads((folder / f"{name}.index.json").read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return Fault(f"the {name}.index.json of '{path}' cannot be read", "copy it again")
+        if lost := sorted(file for file in map(str, named) if not (folder / file).is_file()):
+            fact = f"the model folder '{path}' lacks {len(lost)} of {len(named)} files of weights: {lost[0]}"
+            return Fault(fact + " and others" * (len(lost) > 1), "copy the whole folder")
+        return None
+    return None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Raises `OSError`, or `ValueError` for what is no mapping in JSON."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError("it is no text") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError("it holds no mapping")
+    return config
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file begins as a safetensors file does, and is at least as long as its header says."""
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    return len(start) == 8 and 8 + int.from_bytes(start, "little") <= file.stat().st_size
 
 
 def _file_fault(path: str) -> Fault:

@@ -148,6 +148,20 @@ class Node(Settings):
         """
         return ""
 
+    def refuses_writers(self, writers: Mapping[str, Node]) -> str:
+        """Why these settings do not go with those of the nodes that write, by port, what is read; empty if they do.
+
+        Asked before launch. Ports that read the data are left out.
+        """
+        return ""
+
+    def lacks(self) -> Mapping[str, str]:
+        """By setting, what it needs that is not on this machine, such as an environment variable.
+
+        A warning of `flowrl check`, for the workers may have it; `flowrl run` refuses it where they are started here.
+        """
+        return {}
+
     def refuses_placement(self, trains_on: str, generates_on: Sequence[str], accelerators: bool | None = None) -> str:
         """Of a sync: why it cannot carry weights from one pool to the pools that generate with them; empty if it can.
 
@@ -168,7 +182,8 @@ class Node(Settings):
     def prompt_lengths(self, model: ModelSpec, prompts: Sequence[Any]) -> Sequence[int] | None:
         """Of a node that generates: the tokens of each prompt as it will read it; None where it cannot tell.
 
-        Asked before launch, without `setup`, where the data limits its prompts. A prompt is a string or chat messages.
+        Asked before launch, without `setup`: of the first prompt, which may show that the model or its template cannot
+        be used, and of all where the data limits them. A prompt is a string or chat messages.
         """
         return None
 

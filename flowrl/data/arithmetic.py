@@ -31,7 +31,9 @@ class Arithmetic(DataSet):
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:
         if self.low >= self.high:
-            raise SettingError(("low", "high"), f"low ({self.low}) must be below high ({self.high})")
+            raise SettingError(
+                ("low", "high"), f"low ({self.low}) must be below high ({self.high})", f"high: {self.low + 50}"
+            )
         return self
 
     def field_types(self) -> dict[str, FieldType]:

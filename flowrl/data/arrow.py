@@ -22,7 +22,8 @@ def types_of(schema: pa.Schema, origin: str, wanted: Collection[str] | None) -> 
         if wanted is not None and column.name not in wanted:
             continue
         if column.name in found:
-            raise DataFault("path", f"'{origin}' has two columns '{column.name}'")
+            fix = "write the file anew, with another name for one of them"
+            raise DataFault("path", f"'{origin}' has two columns '{column.name}'", fix)
         dtype = _dtype(column.type)
         if dtype is None:
             fact = f"the column '{column.name}' of '{origin}' is of type {column.type}, which no field can hold"

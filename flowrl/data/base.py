@@ -9,14 +9,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from flowrl.data.rows import Loaded, Row, Streamed
 from flowrl.errors import PipelineError, Place, Problem
 from flowrl.fields import FieldType
-from flowrl.model import Settings
+from flowrl.model import SettingError, Settings
 
 __all__ = ["BAD_DATA", "DataFault", "DataSet", "Loading", "Placed", "Row"]
 
@@ -38,9 +38,12 @@ Lengths = Callable[[Sequence[Row]], Sequence[int] | None]
 class DataFault(Exception):
     """Why a data set cannot be read: the key to change, the fact and the fix."""
 
-    def __init__(self, keys: str | tuple[str, ...], fact: str, fix: str = "") -> None:
-        super().__init__(fact)
+    def __init__(self, keys: str | tuple[str, ...], fact: str, fix: str) -> None:
+        super().__init__(keys, fact, fix)  # with which it is made again in another process
         self.keys, self.fact, self.fix = (keys,) if isinstance(keys, str) else keys, fact, fix
+
+    def __str__(self) -> str:
+        return self.fact
 
     def problem(self, place: Placed) -> Problem:
         """The same for the user, at the key."""
@@ -70,6 +73,8 @@ class Loading:
     """Counts the tokens of prompts."""
     note: Callable[[str], None] = _unheard
     """Takes what a person should read."""
+    prompts: tuple[str, ...] = ()
+    """Columns that a rollout reads as prompts."""
 
     def below(self, *keys: str) -> Loading:
         """The same for a set inside this one."""
@@ -85,6 +90,13 @@ class DataSet(Settings, ABC):
     """Longest prompt, in tokens as the rollout's model reads it: after its chat template. Null sets no limit."""
     overlong: Literal["drop", "error"] = "drop"
     """What becomes of a longer prompt: it is left out, or the run is refused."""
+
+    @model_validator(mode="after")
+    def _overlong_prompts_are_counted(self) -> Self:
+        if self.overlong == "error" and self.max_prompt_tokens is None:
+            fact = "`overlong` has no effect without a limit on prompts"
+            raise SettingError(("overlong", "max_prompt_tokens"), fact, "max_prompt_tokens: 512, or remove `overlong:`")
+        return self
 
     @property
     def about(self) -> str:
@@ -113,13 +125,15 @@ class DataSet(Settings, ABC):
 
     def load(self, loading: Loading | None = None) -> Loaded:
         """The rows that a run takes: all whose prompt is short enough. Raises `PipelineError`."""
+        from flowrl.data.limit import Limit  # which know this class
+        from flowrl.data.prompts import checked
+
         loading = loading or Loading()
         rows = self.rows(loading.place)
         assert isinstance(rows, (Sequence, Streamed)), "a mixture loads its own sources"
+        rows = checked(rows, loading)
         if self.max_prompt_tokens is None:
             return rows
-        from flowrl.data.limit import Limit  # which knows this class
-
         return Limit(self.max_prompt_tokens, self.overlong, loading).applied(rows)
 
     def digest(self, *parts: object) -> str:

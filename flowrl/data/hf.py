@@ -7,15 +7,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Iterable, Iterator
+from glob import glob, has_magic
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowrl.data.arrow import types_of
 from flowrl.data.base import DataFault
-from flowrl.data.table import Line, Opened, StreamedTable
+from flowrl.data.jsonl import no_match
+from flowrl.data.streamed import StreamedTable
+from flowrl.data.table import Line, Opened
 from flowrl.data.values import as_plain
+from flowrl.errors import closest
+from flowrl.model import SettingError
 
 if TYPE_CHECKING:
     import datasets
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
 LOADERS = ("json", "csv", "parquet", "text", "arrow", "xml", "webdataset")
 """What `path` may be for files that `data_files` names."""
+JSON_BLOCK = 10 << 20
+"""Bytes of a JSON file that the library looks at for the types of its columns."""
 HUB_SECONDS = 5.0
 """How long the hub may take to say that it is there; the library itself would try for half a minute."""
 
@@ -44,6 +51,14 @@ class Hf(StreamedTable):
     data_files: str | list[str] | dict[str, str | list[str]] | None = None
     """Files to read: with a loader relative to the YAML file that names them, else inside the data set."""
 
+    @model_validator(mode="after")
+    def _files_have_neither_name_nor_revision(self) -> Self:
+        for key in ("name", "revision"):
+            if self.path in LOADERS and getattr(self, key) is not None:
+                fact = f"the loader '{self.path}' reads files, which have no {key}"
+                raise SettingError((key, "path"), fact, f"remove `{key}:`, or give path: a data set of the hub")
+        return self
+
     @property
     def origin(self) -> str:
         """Path, configuration and split."""
@@ -61,6 +76,8 @@ class Hf(StreamedTable):
 
     def opened(self, checking: bool) -> Opened:
         """The split; a check takes what is here and asks no hub."""
+        if checking and (plain := self._plainly()):
+            return plain
         try:
             import datasets
         except ModuleNotFoundError as error:
@@ -74,22 +91,47 @@ class Hf(StreamedTable):
             found = found.select_columns([*self.columns])
         return Opened(self._lines(found), types)
 
-    def _lines(self, found: Found) -> Iterator[Line]:
+    def _lines(self, found: Iterable[Any]) -> Iterator[Line]:
         try:
             for number, row in enumerate(found, 1):
                 yield Line(number, *as_plain(row))
         except Exception as error:  # the library's own, those of file formats and of the network
-            raise DataFault("path", f"'{self.origin}' cannot be read: {_said(error)}") from error
+            fact = f"'{self.origin}' cannot be read: {_said(error)}"
+            raise DataFault("path", fact, "correct the file that is meant, or leave it out of data_files") from error
+
+    def _plainly(self) -> Opened | None:
+        """Files of the loader `json`, read as the library reads them but without it: its import takes a second.
+
+        None for whatever only the library can read.
+        """
+        from pyarrow import json
+
+        files = [self.data_files] if isinstance(self.data_files, str) else self.data_files
+        if self.path != "json" or self.split != "train" or not isinstance(files, list):
+            return None
+        try:
+            readers = [json.open_json(file, json.ReadOptions(block_size=JSON_BLOCK)) for file in files]
+        except (OSError, ValueError):
+            return None
+        if any(reader.schema != readers[0].schema for reader in readers):
+            return None
+        rows = (row for reader in readers for batch in reader for row in batch.to_pylist())
+        return Opened(self._lines(rows), types_of(readers[0].schema, self.origin, self.columns))
 
     def _local(self, checking: bool) -> Found:
         if self.path in LOADERS and self.data_files is None:
             raise DataFault("path", f"the loader '{self.path}' needs files to read", "data_files: FILE")
+        for pattern in _texts(self.data_files) if self.path in LOADERS else ():
+            if "://" not in pattern and has_magic(pattern) and not glob(pattern, recursive=True):
+                raise no_match("data_files", pattern)
         if self.path not in LOADERS and not os.path.exists(self.path):
             raise DataFault("path", f"there is no folder '{self.path}'", "path: a folder, a hub id or a loader")
         # Streamed, no copy of the files is made in the cache; but a part of a split cannot be.
         return self._loaded(streaming=self.streaming or (checking and "[" not in self.split))
 
     def _of_the_hub(self, checking: bool) -> Found:
+        if self.data_files is not None and "/" not in self.path and (near := closest(self.path, LOADERS)):
+            raise DataFault("path", f"there is no loader '{self.path}'", f"did you mean '{near}'?")
         if checking:
             found = self._cached()
             if found is None:
@@ -117,7 +159,9 @@ class Hf(StreamedTable):
             )  # fmt: skip
         except Exception as error:  # the library's own, and those of file formats
             key = "split" if "split" in str(error).lower() else "name" if "config" in str(error).lower() else "path"
-            raise DataFault(key, f"'{self.origin}' cannot be read: {_said(error)}") from error
+            fixes = {"split": "split: a part that it has", "name": "name: a configuration that it has"}
+            fix = fixes.get(key, "data_files: files that are there, of the kind that the loader reads")
+            raise DataFault(key, f"'{self.origin}' cannot be read: {_said(error)}", fix) from error
         return found
 
     def _cached(self) -> Found | None:
@@ -134,7 +178,10 @@ class Hf(StreamedTable):
         except Exception as error:  # the library's own, and those of damaged files
             if "find cache" in str(error) and "Available" not in str(error):
                 return None
-            raise DataFault("name", f"the cache has no '{self.origin}': {_said(error)}") from error
+            fact = f"the cache has no '{self.origin}': {_said(error)}"
+            raise DataFault(
+                "name", fact, "take a name and a split that it has, or run where there is a network"
+            ) from error
         return found
 
     def _unreachable(self) -> str:
@@ -145,10 +192,21 @@ class Hf(StreamedTable):
         try:
             HfApi().dataset_info(self.path, revision=self.revision, timeout=HUB_SECONDS)
         except (HfHubHTTPError, HFValidationError) as error:
-            raise DataFault("path", f"the hub does not give '{self.path}': {_said(error)}") from error
+            fact = f"the hub does not give '{self.path}': {_said(error)}"
+            raise DataFault(
+                "path", fact, "correct the name, or log in with `hf auth login` if it is not public"
+            ) from error
         except Exception as error:  # of whatever carries its requests
             return _said(error)
         return ""
+
+
+def _texts(files: Any) -> Iterator[str]:
+    """The texts in a list or a mapping of them."""
+    if isinstance(files, str):
+        yield files
+    for one in files.values() if isinstance(files, dict) else files if isinstance(files, list) else ():
+        yield from _texts(one)
 
 
 def _said(error: BaseException) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -14,6 +16,7 @@ from pydantic import Field
 from flowrl.data.base import BAD_DATA, DataFault, Placed
 from flowrl.data.rows import Row
 from flowrl.data.table import Line, Opened, Table
+from flowrl.data.values import Wrong
 from flowrl.errors import Place, Problem, nearest
 
 
@@ -25,6 +28,8 @@ class Jsonl(Table):
     path: str = Field(min_length=1)
     """The file, relative to the YAML file that names it."""
 
+    rows_fix = "one JSON object a line, with the same columns in all of them"
+
     @property
     def origin(self) -> str:
         """The file."""
@@ -34,16 +39,16 @@ class Jsonl(Table):
         """Every line that is not blank."""
         return Opened(self._lines())
 
-    def bad_rows(self, bad: Sequence[tuple[Line, str]], place: Placed) -> list[Problem]:
+    def bad_rows(self, bad: Sequence[tuple[Line, Wrong]], place: Placed) -> list[Problem]:
         """What is wrong with lines, each at its place in the file."""
-        fix = "one JSON object a line, with the same columns in all of them"
         texts = ["".join(letter if letter.isprintable() else " " for letter in line.text) for line, _ in bad]
         places = [
             Place(self.path, line.number, 1, max(len(text), 1), text[:160])
             for (line, _), text in zip(bad, texts, strict=True)
         ]
         return [
-            Problem(BAD_DATA, where, f"bad line: {fault}", fix) for where, (_, fault) in zip(places, bad, strict=True)
+            Problem(BAD_DATA, where, f"bad line: {wrong.fact}", wrong.fix or self.rows_fix)
+            for where, (_, wrong) in zip(places, bad, strict=True)
         ]
 
     def fingerprint(self) -> str:
@@ -58,7 +63,7 @@ class Jsonl(Table):
             with open(self.path, "rb") as file:
                 for number, raw in enumerate(file, start=1):
                     line = _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)
-                    if line.text.strip() or line.fault:
+                    if line.text.strip() or line.wrong:
                         yield line
         except OSError as error:
             raise unreadable(self.path, error, "a JSONL file") from error
@@ -68,8 +73,20 @@ def unreadable(path: str, error: OSError, what: str) -> DataFault:
     """A file of data that cannot be read, with the nearest name beside it."""
     wanted = Path(path)
     beside = [other.name for other in wanted.parent.glob(f"*{wanted.suffix}")] if error.errno == errno.ENOENT else []
+    if error.errno == errno.ENOENT and has_magic(path):
+        fix = "path: one file; several are read by {type: hf, path: json, data_files: PATTERN}"
+        return DataFault("path", f"there is no file '{path}', and a pattern is none", fix)
     fix = nearest(wanted.name, beside) or f"path: {what}, relative to the YAML file that names it"
     return DataFault("path", f"cannot read '{path}': {error.strerror or error}", fix)
+
+
+def no_match(key: str, pattern: str) -> DataFault:
+    """A pattern that no file has, with the nearest name that one has."""
+    folder, name = os.path.split(pattern)
+    suffix = os.path.splitext(name)[1]
+    beside = [one for one in os.listdir(folder or ".") if one.endswith(suffix)] if os.path.isdir(folder or ".") else []
+    fix = nearest(name, beside) or f"{key}: files or a pattern, relative to the YAML file that names them"
+    return DataFault(key, f"no file matches '{pattern}'", fix)
 
 
 def _parse(number: int, raw: bytes) -> Line:
@@ -80,14 +97,14 @@ def _parse(number: int, raw: bytes) -> Line:
         raw.decode("utf-8")
         row = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
-        return Line(number, {}, f"not UTF-8 text at byte {error.start}", text)
+        return Line(number, {}, Wrong(f"not UTF-8 text at byte {error.start}", "save the file as UTF-8"), text)
     except json.JSONDecodeError as error:
-        return Line(number, {}, f"not JSON: {error.msg} at column {error.colno}", text)
+        return Line(number, {}, Wrong(f"not JSON: {error.msg} at column {error.colno}"), text)
     except (ValueError, RecursionError) as error:
-        return Line(number, {}, f"not JSON: {error}", text)
+        return Line(number, {}, Wrong(f"not JSON: {error}"), text)
     if not isinstance(row, dict):
-        return Line(number, {}, "not an object of columns and values", text)
-    return Line(number, row, "", text)
+        return Line(number, {}, Wrong("not an object of columns and values"), text)
+    return Line(number, row, None, text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:

@@ -62,7 +62,7 @@ class Limit:
         return kept
 
     def _kept(self, rows: Streamed) -> Iterator[Row]:
-        source = (rows[position] for position in _positions(rows))
+        source = rows.in_order()
         since = 0
         while chunk := list(islice(source, CHUNK)):
             kept = self._short(chunk)
@@ -100,10 +100,3 @@ class Limit:
         fix = f"max_prompt_tokens: {self.longest}, or overlong: drop"
         place = self.loading.place("max_prompt_tokens")
         return Problem(BAD_DATA, place, fact, fix, (*notes, *[f"and {more} more"] * (more > 0)))
-
-
-def _positions(rows: Streamed) -> Iterator[int]:
-    position = 0
-    while rows.reaches(position + 1):
-        yield position
-        position += 1

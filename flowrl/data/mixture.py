@@ -133,7 +133,11 @@ class Mixture(DataSet):
         """Columns that are to be taken and that no source has."""
         every = [self._columns_of(name) for name in self.sources]
         lost = [column for column in self.columns or () if all(every) and not any(column in types for types in every)]
-        return [Problem(BAD_DATA, place("columns"), f"no source has a column '{column}'") for column in lost]
+        there = {column for source in self.sources.values() for column in source.field_types()}
+        return [
+            Problem(BAD_DATA, place("columns"), f"no source has a column '{column}'", nearest(column, there))
+            for column in lost
+        ]
 
 
 def least_rows(share: float, num_prompts: int) -> int:

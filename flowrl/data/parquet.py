@@ -12,7 +12,7 @@ from pydantic import Field
 
 from flowrl.data.arrow import types_of
 from flowrl.data.base import DataFault, Text
-from flowrl.data.jsonl import unreadable
+from flowrl.data.jsonl import no_match, unreadable
 from flowrl.data.table import Line, Opened, Table
 from flowrl.data.values import as_plain
 from flowrl.fields import Dtype
@@ -69,7 +69,7 @@ class Parquet(Table):
             elif matches := sorted(glob(path, recursive=True)):
                 found += matches
             else:
-                raise DataFault("path", f"no file matches '{path}'")
+                raise no_match("path", path)
         return found
 
     def _file(self, path: str) -> Any:
@@ -82,7 +82,8 @@ class Parquet(Table):
         except OSError as error:
             raise unreadable(path, error, "a Parquet file") from error
         except (ArrowException, ValueError) as error:
-            raise DataFault("path", f"'{path}' is no Parquet file: {_first_line(error)}") from error
+            fix = "give a Parquet file; for JSON Lines, type: jsonl"
+            raise DataFault("path", f"'{path}' is no Parquet file: {_first_line(error)}", fix) from error
 
     def _types_of(self, path: str) -> dict[str, Dtype]:
         with self._file(path) as file:
@@ -97,7 +98,8 @@ class Parquet(Table):
                     NUM_ROWS_AT_A_TIME, columns=None if self.columns is None else [*self.columns]
                 )
             except (ArrowException, OSError) as error:
-                raise DataFault("path", f"'{path}' is damaged: {_first_line(error)}") from error
+                fact = f"'{path}' is damaged: {_first_line(error)}"
+                raise DataFault("path", fact, "copy it again, or leave it out") from error
 
 
 def _first_line(error: Exception) -> str:

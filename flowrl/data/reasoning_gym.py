@@ -87,7 +87,8 @@ class ReasoningGym(DataSet):
         try:
             entry = native(made[position])
         except Exception as error:  # the task's own
-            raise DataFault("config", f"task '{self.task}' cannot make row {position + 1}: {_said(error)}") from error
+            fact = f"task '{self.task}' cannot make row {position + 1}: {_said(error)}"
+            raise DataFault("config", fact, "leave settings out for their defaults, or take another seed") from error
         answer = {} if entry["answer"] is None else {"answer": entry["answer"]}
         return {"prompt": entry["question"], **answer, "data_source": self.task, "entry": entry}
 
@@ -111,7 +112,10 @@ class ReasoningGym(DataSet):
         except Exception as error:  # an assertion of the task's own
             said = _said(error)
             about = [key for key in self.config if key in said][:1]
-            raise DataFault(("config", *about), f"task '{self.task}' does not take this config: {said}") from error
+            fact = f"task '{self.task}' does not take this config: {said}"
+            raise DataFault(
+                ("config", *about), fact, "change what it names, or leave it out for its default"
+            ) from error
 
     def _settings(self, kind: Any) -> Any:
         known = {field.name for field in dataclasses.fields(kind)}
@@ -120,7 +124,7 @@ class ReasoningGym(DataSet):
                 fact, fix = f"'{key}' stands beside `task:`, not in `config:`", f"{key}: {self.config[key]}"
                 raise DataFault(("config", key), fact, fix)
             if key not in known:
-                fact, fix = f"task '{self.task}' has no setting '{key}'", nearest(key, known - {*_OWN})
+                fact, fix = f"task '{self.task}' has no setting '{key}'", nearest(key, known - {*_OWN}) or "remove it"
                 raise DataFault(("config", key), fact, fix)
         values = {**self.config, "size": self.size, "seed": self.seed}
         try:
@@ -131,7 +135,8 @@ class ReasoningGym(DataSet):
             for one in error.errors():
                 if one["type"] in _WRONG_SCALARS and len(one["loc"]) == 1:
                     key, said = str(one["loc"][0]), one["msg"][0].lower() + one["msg"][1:]
-                    raise DataFault(("config", key), f"task '{self.task}': {key}: {said}") from error
+                    fix = f"write another {key}, or leave it out for its default"
+                    raise DataFault(("config", key), f"task '{self.task}': {key}: {said}", fix) from error
             return kind(**values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
@@ -35,6 +35,13 @@ class Streamed:
             self._rows += more
             self.ended = len(more) < missing
         return len(self._rows) >= num_rows
+
+    def in_order(self) -> Iterator[Row]:
+        """Every row once, read when it is asked for."""
+        position = 0
+        while self.reaches(position + 1):
+            yield self._rows[position]
+            position += 1
 
     @property
     def num_read(self) -> int:

@@ -11,13 +11,13 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from flowrl.data.base import BAD_DATA, DataFault, DataSet, Placed, Text, raised
 from flowrl.data.rows import Row, Rows, Streamed
-from flowrl.data.values import declare, misfit, shown, stored
+from flowrl.data.values import DECLARED, Wrong, declare, misfit, shown, stored
 from flowrl.errors import PipelineError, Problem, nearest
 from flowrl.fields import Dtype, FieldType
 from flowrl.model import SettingError
@@ -32,12 +32,14 @@ class Line(NamedTuple):
     number: int
     """From 1."""
     row: Row
-    fault: str = ""
+    wrong: Wrong | None = None
     """Why it is no row."""
     text: str = ""
     """What was written, where that is text."""
     source: str = ""
     """Which of several files it is from."""
+    left_out: tuple[str, ...] = ()
+    """Columns that were not taken."""
 
 
 class Opened(NamedTuple):
@@ -70,13 +72,18 @@ class Table(DataSet):
     limit: int | None = Field(default=None, ge=1)
     """Most rows to read; null reads all."""
 
+    rows_fix: ClassVar[str] = "correct the rows, or read other columns by columns: {NAME: TYPE}"
+    """What to do about a row of which no more is known."""
+
     @model_validator(mode="after")
     def _extracts_can_be_read(self) -> Self:
         for name, pattern in self.extract.items():
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise SettingError("extract", f"'{pattern}' for '{name}' is no regular expression: {error}") from error
+                fact = f"'{pattern}' for '{name}' is no regular expression: {error}"
+                fix = "put a backslash before a character that stands for itself, such as \\( or \\*"
+                raise SettingError("extract", fact, fix) from error
         return self
 
     @property
@@ -103,10 +110,10 @@ class Table(DataSet):
         """Rows that are shuffled with each other where rows are read in the run; None reads all before it."""
         return None
 
-    def bad_rows(self, bad: Sequence[tuple[Line, str]], place: Placed) -> list[Problem]:
+    def bad_rows(self, bad: Sequence[tuple[Line, Wrong]], place: Placed) -> list[Problem]:
         """What is wrong with rows, at the key that names the source."""
-        said = [f"row {line.number} of '{line.source or self.origin}': {fault}" for line, fault in bad]
-        fix = "correct the rows, or read other columns by columns: {NAME: TYPE}"
+        said = [f"row {line.number} of '{line.source or self.origin}': {wrong.fact}" for line, wrong in bad]
+        fix = bad[0][1].fix or self.rows_fix if bad else ""
         return [Problem(BAD_DATA, place(self.source_key), said[0], fix, tuple(said[1:]))] if said else []
 
     @property
@@ -146,7 +153,7 @@ class Table(DataSet):
             first = list(itertools.islice(lines, NUM_FIRST_ROWS))
             head = self._head_of(first, types)
             if not first:
-                raise DataFault(self.source_key, f"'{self.origin}' has no rows")
+                raise DataFault(self.source_key, f"'{self.origin}' has no rows", "give it rows")
             if self.window is not None:
                 return Streamed(self._good(itertools.chain(first, lines), head, place), self.window)
             every = [*first, *lines]
@@ -179,23 +186,30 @@ class Table(DataSet):
 
     def _shaped(self, line: Line) -> Line:
         """The row with the columns that are asked for, under their new names."""
-        if line.fault or not (self.columns or self.rename or self.extract):
+        if line.wrong or not (self.columns or self.rename or self.extract):
             return line
-        row = line.row if self.columns is None else {name: line.row[name] for name in self.columns if name in line.row}
-        row = self._renamed(row)
+        taken = (
+            line.row if self.columns is None else {name: line.row[name] for name in self.columns if name in line.row}
+        )
+        line = line._replace(left_out=tuple(name for name in line.row if name not in taken))
+        row = self._renamed(taken)
         for name, pattern in self.extract.items():
             if name in row:
                 match = re.search(pattern, row[name]) if isinstance(row[name], str) else None
                 text = match[min(match.re.groups, 1)] if match else None
                 if text is None:
-                    return line._replace(fault=f"'{name}' is {shown(row[name])}, in which '{pattern}' finds nothing")
+                    fact = f"'{name}' is {shown(row[name])}, in which '{pattern}' finds nothing"
+                    fix = f"only text has something to extract: remove '{name}' from extract:"
+                    if isinstance(row[name], str):
+                        fix = "correct the row, or take a pattern that finds something in every row"
+                    return line._replace(wrong=Wrong(fact, fix))
                 row[name] = text
         return line._replace(row=row)
 
     def _head_of(self, lines: list[Line], types: Mapping[str, Dtype] | None) -> Head:
         """The types of the columns after renaming. Raises `DataFault` for a name that no column has."""
         given = self.columns or types
-        rows = [line.row for line in lines if not line.fault]
+        rows = [line.row for line in lines if not line.wrong]
         known = set(itertools.chain.from_iterable(rows))
         if given is None:
             final = declare(rows)
@@ -203,8 +217,11 @@ class Table(DataSet):
         else:
             final = self._renamed(given)
             known |= set(given)
-        self._look_for_strangers(known if rows or given is not None else None, final)
-        said = "in the rows before" if given is None else "as declared" if self.columns else "in the schema"
+        others = set(itertools.chain.from_iterable(line.left_out for line in lines))
+        if rows:
+            self._look_for_columns(set(itertools.chain.from_iterable(rows)), others)
+        self._look_for_strangers(known if rows or given is not None else None, final, others)
+        said = "in the rows before" if given is None else DECLARED if self.columns else "in the schema"
         return Head(lines, final, said)
 
     def _renamed(self, given: Mapping[str, T]) -> dict[str, T]:
@@ -217,50 +234,66 @@ class Table(DataSet):
                 raise DataFault(("rename", new), f"'{self.origin}' has a column '{new}' already", fix)
         return {new: value for name, value in given.items() for new in names.get(name, [name])}
 
-    def _look_for_strangers(self, known: set[str] | None, types: Mapping[str, Dtype]) -> None:
-        """Columns that are to be renamed or cut, and that are not there. `known` is None where nothing is known."""
+    def _look_for_columns(self, there: set[str], others: set[str]) -> None:
+        """Columns that are declared, and that none of the first rows has."""
+        for name, dtype in (self.columns or {}).items():
+            if dtype not in ("float", "json") and not there.intersection(self._renamed({name: dtype})):
+                fix = nearest(name, others) or "read another column"
+                raise DataFault(("columns", name), f"'{self.origin}' has no column '{name}'", fix)
+
+    def _look_for_strangers(self, known: set[str] | None, types: Mapping[str, Dtype], others: set[str]) -> None:
+        """Columns that are to be renamed or cut, and that are not there. `known` is None where nothing is known.
+
+        `others` are there, but are not taken.
+        """
         if known is None:
             return
         for new, old in self.rename.items():
             if old not in known:
-                raise DataFault(("rename", new), f"'{self.origin}' has no column '{old}'", nearest(old, known))
+                fix = f"add {old} to columns:" if old in others else nearest(old, known)
+                raise DataFault(("rename", new), f"'{self.origin}' has no column '{old}'", fix)
         for name in self.extract:
             if types.get(name) != "str":
-                kind = f"is {types[name]}, not text" if name in types else "is not there"
-                fix = "" if name in types else nearest(name, types)
-                raise DataFault(("extract", name), f"'{self.origin}': the column '{name}' {kind}", fix)
+                kind = (
+                    f"is {types[name]}, not text"
+                    if name in types
+                    else "is not taken"
+                    if name in others
+                    else "is not there"
+                )
+                raise DataFault(
+                    ("extract", name),
+                    f"'{self.origin}': the column '{name}' {kind}",
+                    self._extract_fix(name, types, others),
+                )
+
+    def _extract_fix(self, name: str, types: Mapping[str, Dtype], others: set[str]) -> str:
+        if name in others:
+            return f"add {name}: str to columns:"
+        if new := next((new for new, old in self.rename.items() if old == name), ""):
+            return f"extract goes by the new name: extract: {{{new}: ...}}"
+        if name not in types:
+            return nearest(name, types)
+        return f"columns: {{{name}: str}}, if it is text" if self.columns else f"remove '{name}' from extract:"
 
     def _bad(self, lines: Iterable[Line], head: Head, place: Placed) -> list[Problem]:
-        bad = ((line, self._fault(line, head)) for line in lines)
-        return self.bad_rows(list(itertools.islice((pair for pair in bad if pair[1]), NUM_REPORTED)), place)
+        bad = ((line, wrong) for line in lines if (wrong := self._wrong(line, head)))
+        return self.bad_rows(list(itertools.islice(bad, NUM_REPORTED)), place)
 
-    def _fault(self, line: Line, head: Head) -> str:
-        fault = line.fault or misfit(line.row, head.types, head.said)
-        if fault or self.columns or line.row.keys() <= head.types.keys():
-            return fault
+    def _wrong(self, line: Line, head: Head) -> Wrong | None:
+        wrong = line.wrong or misfit(line.row, head.types, head.said)
+        if wrong or self.columns or line.row.keys() <= head.types.keys():
+            return wrong
         extra = next(name for name in line.row if name not in head.types)
-        return f"the column '{extra}' is not in the first {NUM_FIRST_ROWS} rows"
+        fix = "the same columns in every row, or columns: {NAME: TYPE} to read some of them"
+        return Wrong(f"the column '{extra}' is not in the first {NUM_FIRST_ROWS} rows", fix)
 
     def _good(self, lines: Iterable[Line], head: Head, place: Placed) -> Iterator[Row]:
         """The rows of a stream, checked when they are read. Raises `PipelineError`."""
         try:
             for line in lines:
-                if fault := self._fault(line, head):
-                    raise PipelineError(self.bad_rows([(line, fault)], place))
+                if wrong := self._wrong(line, head):
+                    raise PipelineError(self.bad_rows([(line, wrong)], place))
                 yield stored(line.row, head.types)
         except DataFault as fault:
             raise raised(fault, place) from fault
-
-
-class StreamedTable(Table):
-    """A table that may be read while the run takes its rows."""
-
-    streaming: bool = False
-    """Read rows when the run comes to them, for long or endless sources; those read are kept for later epochs."""
-    buffer: int = Field(default=1000, ge=1)
-    """With `streaming`: rows that are shuffled with each other."""
-
-    @property
-    def window(self) -> int | None:
-        """The buffer of a stream."""
-        return self.buffer if self.streaming else None

@@ -6,8 +6,9 @@ import itertools
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowrl.data.rows import Row
 from flowrl.fields import Dtype
@@ -15,11 +16,23 @@ from flowrl.fields import Dtype
 PROMPT = "prompt"
 """The column that a rollout reads unless it is told otherwise: text, or chat messages."""
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+MOST_NESTED = 200
+"""Levels of lists and objects in a value."""
+DECLARED = "as declared"
+"""Where the types of columns come from that `columns:` gives."""
+_STORABLE = "write whole characters, and lists and objects that end"
 _LARGEST_FLOAT = 3.4028235e38
 """Of the 32 bits in which a field holds a number."""
 _ARTICLES: Mapping[Dtype, str] = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string", "json": "JSON",
 }  # fmt: skip
+
+
+class Wrong(NamedTuple):
+    """What is wrong with a row, and how to put it right, where there is more to say than that of any row."""
+
+    fact: str
+    fix: str = ""
 
 
 def declare(rows: Iterable[Row]) -> dict[str, Dtype]:
@@ -36,29 +49,32 @@ def declare(rows: Iterable[Row]) -> dict[str, Dtype]:
     return {**empty, **declared}
 
 
-def misfit(row: Row, types: Mapping[str, Dtype], said: str) -> str:
-    """What is wrong with a row, or nothing. `said` tells where the types come from."""
+def misfit(row: Row, types: Mapping[str, Dtype], said: str) -> Wrong | None:
+    """What is wrong with a row. `said` tells where the types come from."""
     for name, dtype in types.items():
         value = row.get(name)
-        if holds_half(value):
-            return f"'{name}' is {shown(value)}, which holds half of a character"
-        if dtype == "json":
-            if name == PROMPT and (fault := bad_messages(value)):
-                return f"'{name}' is {shown(value)}, which is no prompt: {fault}"
-            continue
-        if value is None and dtype == "float":
-            continue
-        if name not in row:
-            return f"the column '{name}' is missing"
-        if not _is_a(value, dtype):
-            return f"'{name}' is {shown(value)}, but {_ARTICLES[dtype]} {said}"
-    return ""
+        if fault := _unstorable(value):
+            return Wrong(f"'{name}' is {shown(value)}, {fault}", _STORABLE)
+        if dtype != "json" and not (value is None and dtype == "float"):
+            if name not in row:
+                return Wrong(f"the column '{name}' is missing")
+            fact = f"'{name}' is {shown(value)}, but {_ARTICLES[dtype]} {said}"
+            if not _is_a(value, dtype):
+                return Wrong(fact, f"correct the row, or columns: {{{name}: {_kind(value)}}}" * (said == DECLARED))
+            if isinstance(value, (int, float)) and not _fits(value):
+                bits = 64 if isinstance(value, int) else 32
+                fix = f"a field has {bits} bits for it: write the column as text, in quotes, in every row"
+                return Wrong(fact, fix)
+        if name == PROMPT and dtype in ("json", "str") and (fault := bad_prompt(value)):
+            fix = 'a prompt is text, or messages: [{"role": "user", "content": "..."}]'
+            return Wrong(f"'{name}' is {shown(value)}, which is no prompt: {fault}", fix)
+    return None
 
 
-def bad_messages(value: Any) -> str:
+def bad_prompt(value: Any) -> str:
     """What is wrong with a prompt that is to be text or a list of chat messages; empty when nothing is."""
     if isinstance(value, str):
-        return ""
+        return "" if value else "it is empty"
     if not isinstance(value, list):
         return "a prompt is a string or a list of chat messages"
     if not value:
@@ -74,7 +90,7 @@ def bad_messages(value: Any) -> str:
     return ""
 
 
-def as_plain(row: Row) -> tuple[Row, str]:
+def as_plain(row: Row) -> tuple[Row, Wrong | None]:
     """A row in the types of JSON, and what cannot be had in them; NaN is a missing value."""
     import numpy as np  # not needed to read a document
 
@@ -83,15 +99,17 @@ def as_plain(row: Row) -> tuple[Row, str]:
     found: Row = {}
     for name, value in row.items():
         if not isinstance(name, str):
-            return {}, f"the name of a column is {name!r}, not a string"
+            return {}, Wrong(f"the name of a column is {name!r}, not a string", "name columns by text")
         if isinstance(value, (float, np.floating)) and math.isinf(value):
-            return {}, f"'{name}' is {value}, which is no finite number"
+            return {}, Wrong(f"'{name}' is {value}, which is no finite number", "null stands for a missing number")
+        if fault := _unstorable(value):
+            return {}, Wrong(f"'{name}' is {shown(value)}, {fault}", _STORABLE)
         try:
-            # What holds half of a character is refused later; made plain it would hold a question mark.
-            found[name] = value if holds_half(value) else native(value)
+            found[name] = native(value)
         except (TypeError, ValueError) as error:
-            return {}, f"'{name}' is {value!r:.60}, but {error}"
-    return found, ""
+            fix = "give text, numbers, true, false, null, and lists and mappings of them"
+            return {}, Wrong(f"'{name}' is {value!r:.60}, but {error}", fix)
+    return found, None
 
 
 def stored(row: Row, types: Mapping[str, Dtype]) -> Row:
@@ -99,25 +117,30 @@ def stored(row: Row, types: Mapping[str, Dtype]) -> Row:
     return {name: _as_float(row.get(name)) if dtype == "float" else row.get(name) for name, dtype in types.items()}
 
 
-def holds_half(value: Any) -> bool:
-    """Whether some text in it holds half of a character (JSON's `\\ud800`), which cannot be stored as text."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            if not one.isascii() and _HALF_CHARACTER.search(one):
-                return True
-        elif isinstance(one, Mapping):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, (list, tuple)):
-            waiting += one
-    return False
-
-
 def shown(value: Any) -> str:
     """The beginning of a value as JSON."""
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value, default=repr)
+    except (TypeError, ValueError, RecursionError):  # of one that holds itself, or has keys that are no text
+        text = reprlib.repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _unstorable(value: Any) -> str:
+    """Why a value cannot be stored as JSON: half of a character (JSON's `\\ud800`), or no end to what is in it."""
+    waiting = [(value, 0)]
+    while waiting:
+        one, depth = waiting.pop()
+        if depth > MOST_NESTED:
+            return f"which is nested more than {MOST_NESTED} deep, or holds itself"
+        if isinstance(one, str):
+            if not one.isascii() and _HALF_CHARACTER.search(one):
+                return "which holds half of a character"
+        elif isinstance(one, Mapping):
+            waiting += [(part, depth + 1) for part in (*one.keys(), *one.values())]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += [(part, depth + 1) for part in one]
+    return ""
 
 
 def _as_float(value: Any) -> Any:
@@ -133,8 +156,9 @@ def _kind(value: Any) -> Dtype:
 
 def _is_a(value: Any, dtype: Dtype) -> bool:
     kind = _kind(value)
-    if kind == "int":
-        return dtype in ("int", "float") and -(2**63) <= value < 2**63
-    if kind == "float":
-        return dtype == "float" and abs(value) <= _LARGEST_FLOAT
-    return kind == dtype
+    return kind == dtype or (kind == "int" and dtype == "float")
+
+
+def _fits(number: int | float) -> bool:
+    """Whether a field can hold it."""
+    return -(2**63) <= number < 2**63 if isinstance(number, int) else abs(number) <= _LARGEST_FLOAT

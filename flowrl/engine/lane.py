@@ -1,6 +1,6 @@
 """One process that scores rows. It is killed with all that it started, and ends when its parent does.
 
-It has a guard: a process between it and the worker that runs nothing of the user's, and so can always do that.
+It has guards: processes between it and the worker that run nothing of the user's, and so can always do that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from flowrl.batch import Batch
 from flowrl.engine.call import NodeSetup
@@ -101,7 +101,10 @@ class Lane:
         """How a process that sends nothing any more has ended."""
         self._process.join(CLOSE_SECONDS)
         code = self._process.exitcode
-        return "silent" if code is None else f"exit code {code}" if code < _SIGNALLED else _name(code - _SIGNALLED)
+        if code is None:
+            return "silent"
+        number = -code if code < 0 else code - _SIGNALLED  # of the outer guard itself, or passed on by it
+        return _name(number) if number > 0 else f"exit code {code}"
 
     def kill(self) -> None:
         """Let the process end now, with all that it started; `join` waits for that."""
@@ -144,25 +147,49 @@ def _without_main() -> Iterator[None]:
 
 
 def _guard(connection: Connection, spec: NodeSetup, context: Context, row: Any, since: Any) -> None:
-    """The process that the worker starts: it starts the one that scores, and ends with it, or when it is told to."""
+    """The process that the worker starts: it starts the one that scores, and ends with it, or when it is told to.
+
+    Between them is another guard, so that a row may kill either: the one left ends what is below.
+    """
     os.setsid()  # a Ctrl-C is the driver's
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whoever loses its parent below becomes a child of this process
-    scoring = os.fork()
+    scoring = _started(signal.SIGTERM)
     if not scoring:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # What a row starts may be anything, other processes among it; those are ended with this one.
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-        _serve(connection, spec, context, row, since)
-        sys.stdout.flush()
-        os._exit(0)
+        scoring = _started(signal.SIGKILL)
+        if not scoring:
+            os.setsid()  # a row that signals its own group does not mean the guards
+            # What a row starts may be anything, other processes among it; those are ended with this one.
+            multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+            _serve(connection, spec, context, row, since)
+            sys.stdout.flush()
+            os._exit(0)
+        connection.close()
+        _wait_for(scoring)
     connection.close()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     parent = multiprocessing.parent_process()
     assert parent is not None, "it was started by a worker"
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _wait_for(scoring)
+
+
+def _started(signal_of_end: int) -> int:
+    """Fork: the child's id in the parent, and 0 in the child, which gets this signal when the parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whoever loses its parent below becomes a child of this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        _prctl(_PR_SET_PDEATHSIG, signal_of_end)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+    return child
+
+
+def _wait_for(child: int) -> NoReturn:
+    """Wait for its end, or to be told to end; then kill all that is below this process, and end as it did."""
     code = 0
     try:
-        code = os.waitstatus_to_exitcode(os.waitpid(scoring, 0)[1])
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _kill_children()

@@ -8,6 +8,7 @@ from typing import Any
 
 from flowrl.batch import Batch, Sample
 from flowrl.column import Column
+from flowrl.engine.signals import Signals
 from flowrl.fields import Port
 from flowrl.join import singles
 from flowrl.metrics import Report, collect, failure_of
@@ -37,21 +38,25 @@ def score_alone(
 ) -> tuple[Values, Report]:
     """Run the node on each row; an exception leaves the row without a value. `started` hears which row begins."""
     values: Values = []
+    signals = Signals()
     with collect() as report:
         for position, (name, single) in enumerate(zip(batch.rows.names(), singles(batch), strict=True)):
             if started is not None:
                 started(position)
+            value: Row | None = None
             try:
-                found = [row for block in _called(node, reads, single) for row in _rows_of(node, block)]
-                if len(found) != 1:
-                    raise ValueError(f"it wrote {len(found)} values to '{next(iter(node.output_ports))}' for one row")
-                values.append(found[0][1])
+                with signals:
+                    found = [row for block in _called(node, reads, single) for row in _rows_of(node, block)]
+                    if len(found) != 1:
+                        port = next(iter(node.output_ports))
+                        raise ValueError(f"it wrote {len(found)} values to '{port}' for one row")
+                value = found[0][1]
             except BaseException as error:
                 # In a process of its own even an interruption is the row's: judges that await others are cancelled.
                 if isinstance(error, KeyboardInterrupt) and started is None:
                     raise
                 report.failures.append(failure_of([name], error))
-                values.append(None)
+            values.append(value)
     return values, report
 
 
@@ -60,7 +65,7 @@ def score_together(
 ) -> tuple[Values, Report]:
     """Run the node on all rows in one call, whose blocks may come in any order. Raises what the node raises."""
     found: dict[str, Row] = {}
-    with collect() as report:
+    with collect() as report, Signals():
         for block in _called(node, reads, batch):
             for name, row in _rows_of(node, block):
                 if name in found:

@@ -48,6 +48,16 @@ _LENGTHS = {
     "string_too_long": (False, "characters"),
 }
 """Whether the lower limit is missed, and what is counted."""
+_WAYS_OUT = {
+    "too_short": "add what is missing",
+    "too_long": "write fewer",
+    "string_too_short": "write some text",
+    "string_too_long": "write a shorter text",
+    "literal_error": "write one of these",
+    "enum": "write one of these",
+    "union_tag_invalid": "write one of these",
+}
+"""What to do where the value shows nothing better, and there is no default."""
 _LIMIT_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 _CHOICES = ("literal_error", "enum", "union_tag_invalid")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
@@ -87,11 +97,15 @@ def wrong_value(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any, de
     `default` is the default of the key as YAML, if it has one: a way out where the value does not show another.
     """
     said = _wrong(errors, path, value)
-    return said if said.fix or not default else said._replace(fix=f"leave it out for its default, {default}")
+    way_out = next((_WAYS_OUT[error["type"]] for error in errors if error["type"] in _WAYS_OUT), "")
+    way_out = f"leave it out for its default, {default}" if default else way_out
+    return said if said.fix else said._replace(fix=way_out)
 
 
 def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said:
     name, shown = dotted(path) or "the document", write(value)
+    # Of the branches of a union, one that finds only the length wrong is the one that is meant.
+    errors = [error for error in errors if error["type"] in _LENGTHS] or errors
     kinds = [error["type"] for error in errors]
     if all(kind in _EXPECTED for kind in kinds):
         expected = " or ".join(dict.fromkeys(_EXPECTED[kind] for kind in kinds))
@@ -119,6 +133,7 @@ def _wrong(errors: Sequence[Mapping[str, Any]], path: Path_, value: Any) -> Said
     if kind in _LENGTHS:
         (least, unit), most = _LENGTHS[kind], context.get("max_length")
         limit = f"at least {context['min_length']}" if least else f"at most {most}"
+        unit = unit.removesuffix("s") if limit.endswith(" 1") else unit
         return Said(codes.NOT_ALLOWED, f"{name} must have {limit} {unit}, not {len(value)}")
     return Said(codes.NOT_ALLOWED, f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}")
 

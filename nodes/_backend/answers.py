@@ -10,6 +10,7 @@ import math
 import numbers
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,10 @@ from flowrl.rows import Rows
 T = TypeVar("T")
 CALLS_AHEAD = 16
 """Rows that are begun in one go, for each that runs at once: so a slow one holds up few."""
+
+
+LARGEST = float(np.finfo(np.float32).max)
+"""A column of floats holds no more."""
 
 
 class BadAnswer(ValueError):
@@ -43,11 +48,17 @@ def scored(rows: Rows, judge: Callable[[int], T], *errors: type[BaseException]) 
 def score_of(value: Any) -> float:
     """A number, bool, numpy scalar or array of no dimension as a finite float. Raises `BadAnswer` for all else."""
     item = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if not isinstance(item, numbers.Real):
+    if not isinstance(item, (numbers.Real, Decimal)):
         raise BadAnswer(f"it returned {_short(value)}, which is no number")
-    if not math.isfinite(item):
-        raise BadAnswer(f"it returned {item}, which is no score")
-    return float(item)
+    try:
+        score = float(item)
+    except (OverflowError, ValueError):  # of a whole number without end, and of a Decimal that signals
+        raise BadAnswer(f"it returned {_short(item)}, which is no score") from None
+    if not math.isfinite(score):
+        raise BadAnswer(f"it returned {_short(item)}, which is no score")
+    if abs(score) > LARGEST:
+        raise BadAnswer(f"it returned {score:g}, which is more than a score can be ({LARGEST:.2g})")
+    return score
 
 
 def judgement(value: Any, key: str) -> tuple[float, Any]:
@@ -61,7 +72,10 @@ def judgement(value: Any, key: str) -> tuple[float, Any]:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # of a class of the user's, or of a number with more digits than Python shows
+        shown = f"a value of type {type(value).__name__} that cannot be shown"
     return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
@@ -132,4 +146,8 @@ async def _outcome(judge: Callable[[int], Awaitable[T]], position: int, timeout:
         async with asyncio.timeout(timeout) as limit:
             return await judge(position)
     except BaseException as error:  # an exit or an interruption inside a row is the row's, as everywhere
-        return TimeoutError(f"no answer within {timeout:g} s") if limit.expired() else error
+        if not limit.expired():
+            return error
+        # What `judge` said of itself when it was cancelled, such as what a server answered until then.
+        why = f"; {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) else ""
+        return TimeoutError(f"no answer within {timeout:g} s{why}")

@@ -16,6 +16,10 @@ Prompt = str | Sequence[Mapping[str, Any]]
 class ChatTemplateError(ValueError):
     """A chat template cannot be trusted with a prompt; the message says which part, and what to do."""
 
+    def __init__(self, fact: str, fix: str = "") -> None:
+        super().__init__(f"{fact}; {fix}" if fix else fact)
+        self.fact, self.fix = fact, fix
+
 
 @dataclass(frozen=True)
 class ChatFormat:
@@ -59,8 +63,8 @@ def _messages(prompt: Prompt) -> list[dict[str, Any]]:
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
     if tokenizer.chat_template is None:
         raise ChatTemplateError(
-            "the prompt is a list of messages, but the tokenizer has no chat template: give prompts as text, or the "
-            "model a `chat_template`"
+            "the prompt is a list of messages, but the tokenizer has no chat template",
+            "give prompts as text, or the model a `chat_template`",
         )
 
     def render(turns: list[dict[str, Any]], generate: bool) -> str:
@@ -72,7 +76,8 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]
             raise ChatTemplateError(
                 f"the chat template rewrites history: turn {end} ({_start(messages[end - 1]['content'])}) reads "
                 "differently once later turns follow, so the model would be trained on another conversation than the "
-                "data holds; give a `chat_template` that keeps earlier turns as they are, or prompts without them"
+                "data holds",
+                "give a `chat_template` that keeps earlier turns as they are, or prompts without them",
             )
     return whole
 

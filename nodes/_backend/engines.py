@@ -51,7 +51,7 @@ def _made(
     tensor_parallel: int,
 ) -> Engine:
     if kind == "fake":
-        return FakeEngine(script)
+        return FakeEngine(script, context.model_spec.path)
     from flowrl.nodes._backend.models import use_threads
 
     use_threads(context)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from flowrl.model import Settings
+from flowrl.model_files import words_of
 from flowrl.nodes._backend.chat import Prompt
 from flowrl.nodes._backend.engine import Completion, Finished, Idle, Request, Sampling, Wanted, require_ready
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 END = 0
 """The token that ends a response."""
+NUM_TOKENS = 257
+"""One for each byte, and that one."""
 
 
 class Script(Settings):
@@ -30,15 +33,17 @@ class Script(Settings):
     """Session s of every prompt answers with text s, over again when they run out; null is a session that fails."""
     seconds: list[float] = Field([0.0], min_length=1)
     """Prompt p of a call is answered that long after the call's start, over again when they run out."""
-    vocabulary: int = Field(257, ge=2)
-    """Token ids lie below this; a smaller one lets a real model read them."""
+    vocabulary: int | None = Field(None, ge=2)
+    """Token ids lie below this; null is 257, or as many words as a smaller model on this machine knows."""
 
 
 class FakeEngine(Idle):
     """See the module docstring; implements `_backend.engine.Engine`."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, model: str = "") -> None:
+        """`model` is the path of the one that may read the tokens."""
         self._script, self._version = script, 0
+        self._vocabulary = script.vocabulary or min(NUM_TOKENS, words_of(model) or NUM_TOKENS)
         self._updating = self._asleep = False
 
     def version(self) -> int:
@@ -89,10 +94,10 @@ class FakeEngine(Idle):
         if text is None:
             return RuntimeError("the script says that this session fails")
         ids = np.array([*self._tokens(text), END][: sampling.max_tokens], dtype=np.int64)
-        log_probs = np.full(len(ids), -np.log(self._script.vocabulary), dtype=np.float32)
+        log_probs = np.full(len(ids), -np.log(self._vocabulary), dtype=np.float32)
         versions = np.full(len(ids), self._version)
         written = text.encode()[: sampling.max_tokens].decode(errors="ignore")
         return Completion(ids, log_probs, versions, written, "stop" if ids[-1] == END else "length")
 
     def _tokens(self, text: str) -> list[int]:
-        return [1 + byte % (self._script.vocabulary - 1) for byte in text.encode()]
+        return [1 + byte % (self._vocabulary - 1) for byte in text.encode()]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +25,18 @@ Reply with one line: Score: NUMBER"""
 PLACE = re.compile(r"(\{\{|\}\})|\{(\w+)\}")
 """A brace that is meant as one, or a place for a field."""
 FIELDS = ("prompt", "response", "answer")
+SCALE = (0.0, 10.0)
+"""What `TEMPLATE` asks for."""
+_AMOUNT = r"[-+−]?\.?\d(?:[.,]?\d)*(?:_*[^\W_][\w.+-]*|[ \t]*%)?"
+"""A number and all that belongs to it, which may show that it is none: 1e999, 7,5, 7th, 70%."""
+_VERDICT = rf"{_AMOUNT}(?:[ \t]*(?:/|(?:out )?of|to|or|[-–—…]|\.\.+)[ \t]*{_AMOUNT})?"
+"""That, or two of them: 7/10, or 0 to 10, which is no verdict."""
+NUMBERS = re.compile(
+    rf"(?i)(?<![a-z])(?:score|rating)(?:[ \t]*\([^)\n]{{0,60}}\))?[\W_]*?({_VERDICT})|\A[\W_]*?({_VERDICT})[\W_]*\Z"
+)
+"""The number after `Score:`, or a reply that is nothing but a number."""
+PLAIN = re.compile(r"(?i)([-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?:\s*(?:/|(?:out )?of)\s*(\d+(?:\.\d+)?))?")
+"""A number, perhaps with the highest possible one."""
 
 
 class Judging(Node):
@@ -32,12 +45,14 @@ class Judging(Node):
     template: str = TEMPLATE
     """What the judge is asked: {prompt}, {response} and {answer} are filled in; {{ and }} are plain braces."""
     parse: str | None = None
-    """Regular expression whose one group is the verdict; its last match in the reply counts. Null finds the number
-    after `Score:`, or one of the `choices`."""
+    """Regular expression whose one group is the verdict; its last match in the reply counts. Left out: the
+    number after `Score:` or `Rating:`, a reply that is a number and nothing else, or one of the `choices`."""
     choices: dict[str, float] | None = Field(None, min_length=1)
     """Scores of verdicts that are words, such as `{yes: 1, no: 0}`; capitals do not matter."""
-    scale: tuple[float, float] | None = Field((0.0, 10.0), strict=False)
-    """Lowest and highest number that the judge may give, which become 0 and 1; null takes the number as it is."""
+    # The default is none of the values: null in YAML means left out, and so can say nothing else.
+    scale: Annotated[tuple[float, float], Field(strict=False)] | Literal["none"] | None = None
+    """Lowest and highest number that the judge may give, which become 0 and 1; [0, 10] when left out. `none` takes the
+    number as it is."""
     max_tokens: int = Field(256, ge=1)
     """Longest reply."""
     temperature: float = Field(0.0, ge=0)
@@ -62,9 +77,17 @@ class Judging(Node):
                 raise SettingError(
                     "parse", f"parse has {num_groups} groups", "put the verdict in one (...), others in (?:...)"
                 )
-        if self.choices is None and self.scale is not None and self.scale[0] >= self.scale[1]:
-            raise SettingError("scale", f"the scale ends at {self.scale[1]:g}, not above its start", "scale: [0, 10]")
+        if self.choices is not None and self.scale is not None:
+            raise SettingError(("choices", "scale"), "choices are scores already: a scale does not apply to them")
+        low, high = self._bounds or SCALE
+        if low >= high:
+            raise SettingError("scale", f"the scale ends at {high:g}, not above its start", "scale: [0, 10]")
         return self
+
+    @property
+    def _bounds(self) -> tuple[float, float] | None:
+        """Lowest and highest number; None where any will do."""
+        return None if self.scale == "none" else self.scale or SCALE
 
     def needs(self) -> dict[str, bool]:
         names = {name for _, name in PLACE.findall(self.template)}
@@ -87,31 +110,39 @@ class Judging(Node):
 
     def score(self, reply: str) -> float:
         """The score in a reply. Raises `BadAnswer` where there is none: that is a failure, and no score."""
-        found = list(re.finditer(self._pattern(), reply))
-        verdict = (found[-1][1] or "").strip() if found else ""
+        matches = list(self._pattern().finditer(reply))
+        verdict = (matches[-1][matches[-1].lastindex or 1] or "").strip() if matches else ""
         if not verdict:
             raise BadAnswer(f"the judge's reply holds no verdict: {_end_of(reply)}")
-        if self.choices is not None:
-            scores = {word.casefold(): score for word, score in self.choices.items()}
-            if verdict.casefold() not in scores:
-                raise BadAnswer(f"the judge's verdict {verdict!r} is none of {', '.join(self.choices)}")
-            return scores[verdict.casefold()]
-        try:
-            number = score_of(float(verdict))
-        except ValueError:
-            raise BadAnswer(f"the judge's verdict {verdict!r} is no number") from None
-        low, high = self.scale or (0.0, 1.0)
-        if self.scale is not None and not low <= number <= high:
+        if self.choices is None:
+            return self._scaled(verdict)
+        scores = {word.casefold(): score for word, score in self.choices.items()}
+        if verdict.casefold() not in scores:
+            raise BadAnswer(f"the judge's verdict {verdict!r} is none of {', '.join(self.choices)}")
+        return scores[verdict.casefold()]
+
+    def _scaled(self, verdict: str) -> float:
+        """The score that a number means. Raises `BadAnswer` for anything else, and for one beyond the scale."""
+        plain = PLAIN.fullmatch(verdict)
+        number = float(plain[1]) if plain else math.inf
+        if plain is None or not math.isfinite(number):
+            raise BadAnswer(f"the judge's verdict {_end_of(verdict)} is no number")
+        if self._bounds is None and plain[2] is None:
+            return score_of(number)
+        low, high = self._bounds or (math.nan, math.nan)
+        if plain[2] is not None and float(plain[2]) != high:
+            raise BadAnswer(f"the judge's verdict {verdict!r} is not on the scale that was set")
+        if not low <= number <= high:
             raise BadAnswer(f"the judge's verdict {number:g} is not between {low:g} and {high:g}")
         return (number - low) / (high - low)
 
-    def _pattern(self) -> str:
+    def _pattern(self) -> re.Pattern[str]:
         if self.parse is not None:
-            return self.parse
+            return re.compile(self.parse)
         if self.choices is None:
-            return r"(?i)score\W*?(-?\d+(?:\.\d+)?)"
+            return NUMBERS
         words = "|".join(map(re.escape, sorted(self.choices, key=len, reverse=True)))
-        return rf"(?i)(?<!\w)({words})(?!\w)"
+        return re.compile(rf"(?i)(?<!\w)({words})(?!\w)")
 
 
 def shown(value: Any) -> str:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrl.convert import folder_of_gguf, quiet
 from flowrl.model import ModelSpec
 from flowrl.model_files import (
+    DECODER_FIX,
     GGUF,
     MODEL_FILES,
     TOKENIZER_FILES,
     ModelError,
+    causal_fault,
     fault_of,
     gguf_file,
     is_local,
@@ -36,7 +38,7 @@ def resolve(path: str, revision: str | None = None, files: Sequence[str] = MODEL
     """
     fault = fault_of(path, files)
     if fault is not None:
-        raise ModelError(f"{fault.fact}; {fault.fix}")
+        raise ModelError(fault.fact, fault.fix)
     source, folder = gguf_file(path), local_folder(path)
     if source is not None:
         return str(folder_of_gguf(source))
@@ -52,18 +54,28 @@ def load_model(spec: ModelSpec, device: str = "cpu") -> PreTrainedModel:
     """The model in evaluation mode: no dropout in any pass, or the ratio to the rollout would not start at 1."""
     from transformers import AutoModelForCausalLM
 
-    where = folder_of(spec)
-    config = _config(spec, where)
-    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in AutoModelForCausalLM._model_mapping and not has_own_code:
-        raise ModelError(f"model '{spec.path}' is of type '{config.model_type}', which is no causal language model")
-    options = weight_options(spec)
+    require_causal(spec)
+    where, options = folder_of(spec), weight_options(spec)
     model, info = _load(spec.path, "model", lambda: AutoModelForCausalLM.from_pretrained(where, **options))
     if info["missing_keys"] or info["mismatched_keys"]:
         names = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"the weights of model '{spec.path}' lack {len(names)} parameters, the first is '{names[0]}'")
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
+
+
+def require_causal(spec: ModelSpec) -> None:
+    """Raises `ModelError` for a model that transformers does not know as a causal language model."""
+    from transformers import AutoModelForCausalLM
+
+    config = _config(spec, folder_of(spec))
+    if fault := causal_fault(spec.path):
+        raise ModelError(fault.fact, fault.fix)
+    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    reads_both_ways = getattr(config, "is_decoder", None) is False  # only models that could do that have the setting
+    if (type(config) not in AutoModelForCausalLM._model_mapping and not has_own_code) or reads_both_ways:
+        fact = f"model '{spec.path}' is of type '{config.model_type}', which is no causal language model"
+        raise ModelError(fact, DECODER_FIX)
 
 
 def load_tokenizer(spec: ModelSpec) -> PreTrainedTokenizerBase:
@@ -147,7 +159,7 @@ def _use_template(tokenizer: Any, template: str) -> None:
     """Give the tokenizer another chat template, and try it: a wrong one would fail at every prompt."""
     fault = template_fault(template)
     if fault is not None:
-        raise ModelError(f"{fault.fact}; {fault.fix}")
+        raise ModelError(fault.fact, fault.fix)
     tokenizer.chat_template = template_text(template)
     said = "1+1="
     try:
@@ -167,8 +179,8 @@ def _load(path: str, what: str, load: Callable[[], Any]) -> Any:
         reason = str(error).strip().split("\n", 1)[0].rstrip(".")
         if "trust_remote_code" in str(error):
             raise ModelError(
-                f"the {what} '{path}' needs Python files that come with it. If you trust those who wrote them, set "
-                "`trust_remote_code: true` for the model; they may do whatever you may do"
+                f"the {what} '{path}' needs Python files that come with it",
+                "if you trust those who wrote them, set `trust_remote_code: true`: they may do whatever you may do",
             ) from error
         if is_local(path) or not isinstance(error, OSError):
             raise ModelError(f"the {what} in '{path}' cannot be loaded: {reason}") from error

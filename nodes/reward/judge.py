@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -28,6 +29,14 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 class ServerError(RuntimeError):
     """The server did not give a reply; the message holds what it gave."""
+
+
+class Busy(ServerError):
+    """It may give one at the next try, after `wait` seconds if it says so."""
+
+    def __init__(self, problem: str, wait: float = 0.0) -> None:
+        super().__init__(problem)
+        self.wait = wait
 
 
 class Judge(Judging):
@@ -61,9 +70,21 @@ class Judge(Judging):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://", FAKE)):
+        if url.startswith(FAKE):
+            return url
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none
+            is_address = False
+        if not is_address or any(letter.isspace() for letter in url):
             raise ValueError(f"'{url}' is no address: write http://HOST:PORT/v1")
         return url
+
+    def lacks(self) -> Mapping[str, str]:
+        if self.api_key_env is None or self.url.startswith(FAKE) or os.environ.get(self.api_key_env):
+            return {}
+        return {"api_key_env": f"the environment variable '{self.api_key_env}' with the judge's key is not set"}
 
     def rows_per_call(self) -> int:
         return CALLS_AHEAD * self.concurrency
@@ -78,8 +99,8 @@ class Judge(Judging):
 
         headers = {}
         if self.api_key_env is not None:
-            if not os.environ.get(self.api_key_env):
-                raise RuntimeError(f"the environment variable '{self.api_key_env}' with the judge's key is not set")
+            if lacking := self.lacks():
+                raise RuntimeError(*lacking.values())
             headers["Authorization"] = f"Bearer {os.environ[self.api_key_env]}"
         direct = {f"all://{host}": None for host in LOOPBACK}  # a proxy reaches another machine's
         limits = httpx.Limits(max_connections=self.concurrency)
@@ -110,22 +131,37 @@ class Judge(Judging):
         """The judge's reply. Raises `ServerError` when the last try failed too."""
         if self.url.startswith(FAKE):
             return self.url.removeprefix(FAKE)
+        problems: list[str] = []
+        wait = 0.0
+
+        def failed() -> str:
+            times = f"{len(problems)} time{'s' * (len(problems) > 1)}"
+            return f"the judge at {self.url} failed {times}, the last with {problems[-1]}"
+
+        try:
+            while len(problems) <= self.retries:
+                await asyncio.sleep(wait)
+                try:
+                    return await self._tried(question)
+                except Busy as busy:
+                    problems.append(str(busy))
+                    growing = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (len(problems) - 1)) * random.uniform(0.75, 1.25)
+                    wait = busy.wait or growing
+        except asyncio.CancelledError:  # the time of the sample is up; what failed until then says why
+            raise asyncio.CancelledError(*[failed()] * bool(problems)) from None
+        raise ServerError(failed())
+
+    async def _tried(self, question: str) -> str:
+        """The judge's reply. Raises `Busy` where another try may get one, `ServerError` where none will."""
         import httpx
 
-        for attempt in range(self.retries + 1):
-            wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.75, 1.25)
-            try:
-                answer = await self._client.post(self._address(), json=self._body(question))
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            else:
-                if answer.status_code not in PASSING:
-                    return _content(answer)
-                problem = f"HTTP {answer.status_code}: {answer.text[:200]}"
-                wait = _asked_to_wait(answer) or wait
-            if attempt < self.retries:
-                await asyncio.sleep(wait)
-        raise ServerError(f"the judge at {self.url} failed {self.retries + 1} times, the last with {problem}")
+        try:
+            answer = await self._client.post(self._address(), json=self._body(question))
+        except httpx.TransportError as error:
+            raise Busy(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+        if answer.status_code in PASSING:
+            raise Busy(f"HTTP {answer.status_code}: {answer.text[:200]}", _asked_to_wait(answer))
+        return _content(answer)
 
     def _address(self) -> str:
         base = self.url.rstrip("/")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -13,23 +11,14 @@ from pydantic import Field
 from flowrl.batch import Prompt, Sample
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.answers import scored
-
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][+-]?\d{1,2}(?!\w)")
-"""A number such as 1.5e-3, of which the library reads no more than 1.5."""
-NO_FORMULA = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|\d\s+\d|\n|\$|\\\(|\\\[")
-"""A word that is no command of LaTeX, two numbers, a second line; or the marks of a formula, which need no others."""
-
-
-MAX_FORMULA = 200
-"""Characters of an answer that is a formula and nothing else."""
+from flowrl.nodes._backend.formulas import Answer, as_formula, as_text, base_of, last_answer, plain
 
 
 class MathVerify(Node):
     """Score 1.0 where the response ends in an answer of the same value as the expected one, else 0.0 (math-verify).
 
-    The last `\\boxed{...}` counts, else what follows the last `####`, else the last answer in the text. An expected
-    answer that is no mathematics leaves its responses without a score.
+    The last `\\boxed{...}` counts, else what follows the last `####`, else the last answer in the text. Words are
+    compared as words. An expected answer that cannot be read leaves its responses without a score.
     """
 
     places: int = Field(6, ge=0)
@@ -58,44 +47,37 @@ class MathVerify(Node):
 
         # It measures by a signal, which only the main thread gets; elsewhere the engine's limit holds alone.
         limit = self.seconds if threading.current_thread() is threading.main_thread() else 0
-        expected, given = self._parsed(answer, limit), self._parsed(text, limit)
-        if not expected:
+        expected, given = last_answer(answer), last_answer(text)
+        meanings = _parsed(expected, limit)
+        if not meanings and as_formula(expected.content):
+            meanings = _parsed(as_text(expected), limit)
+        if not meanings and not plain(expected):
             raise ValueError(f"the expected answer {answer[-200:]!r} is no mathematics")
+        if plain(expected) and plain(expected) == plain(given):
+            return 1.0
+        if base_of(expected) and base_of(given) not in ("", base_of(expected)):
+            return 0.0
         settings: dict[str, Any] = {"float_rounding": self.places, "timeout_seconds": limit}
+        found = _parsed(given, limit) or _parsed(as_text(given), limit)
         try:
-            return float(verify(expected, given, raise_on_error=True, **settings))
+            return float(verify(meanings, found, raise_on_error=True, **settings))
         except Exception:  # of one way to compare; another may fit
-            return float(verify(expected, given, raise_on_error=False, **settings))
-
-    def _parsed(self, text: str, limit: int) -> list[Any]:
-        """What the last answer in a text can mean; empty where there is none."""
-        from math_verify import parse
-
-        try:
-            found: list[Any] = parse(_last_answer(text), parsing_timeout=limit, raise_on_error=True)
-        except Exception:  # of its many, for text that is no formula
-            return []
-        return found
+            return float(verify(meanings, found, raise_on_error=False, **settings))
 
 
-def _last_answer(text: str) -> str:
-    """The part of a text that holds its last answer, marked as a formula where it is one."""
-    for box in reversed(list(BOX.finditer(text))):
-        if (content := _braced(text[box.end() :])) is not None:
-            return f"\\boxed{{{_plain_numbers(content)}}}"
-    bare = _plain_numbers(text.rpartition("####")[2].strip())
-    return bare if NO_FORMULA.search(bare) or len(bare) > MAX_FORMULA else f"${bare}$"
+def _parsed(answer: Answer, limit: int) -> list[Any]:
+    """What an answer can mean as mathematics; empty where it is none."""
+    from math_verify import LatexExtractionConfig, parse
+    from math_verify.errors import TimeoutException
 
-
-def _braced(text: str) -> str | None:
-    """What stands before the brace that closes; None where it is missing, as in a response that was cut off."""
-    depth = 1
-    for position, letter in enumerate(text):
-        depth += (letter == "{") - (letter == "}")
-        if not depth:
-            return text[:position]
-    return None
-
-
-def _plain_numbers(text: str) -> str:
-    return SCIENTIFIC.sub(lambda match: f"{Decimal(match[0]):f}", text)
+    formula = LatexExtractionConfig(boxed_match_priority=0)
+    text, ways = (
+        (f"\\boxed{{{as_formula(answer.content)}}}", [[formula]]) if answer.is_formula else (answer.content, [])
+    )
+    try:
+        found: list[Any] = parse(text, *ways, parsing_timeout=limit, raise_on_error=True)
+    except TimeoutException:  # whose message is the whole text
+        raise TimeoutException(f"reading {text[-60:]!r} took more than {limit} s") from None
+    except Exception:  # of its many, for text that is no formula
+        return []
+    return [one for one in found if not isinstance(one, str)]

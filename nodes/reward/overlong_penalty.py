@@ -12,6 +12,7 @@ Here times `factor`, and as a field of its own, to be added up by `reward.weight
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,18 @@ class OverlongPenalty(Node):
     class Out(NamedTuple):
         overlong_penalty: Sample[float]
 
+    def refuses_writers(self, writers: Mapping[str, Node]) -> str:
+        limit = getattr(writers.get("max_tokens"), "max_tokens", None)
+        return _too_long(self.buffer, limit) if isinstance(limit, int) else ""
+
     def run(self, response_mask: Token[bool], max_tokens: Step[int]) -> Out:
-        if self.buffer > max_tokens.value:
-            raise ValueError(f"buffer: {self.buffer} is longer than a response may be (max_tokens: {max_tokens.value})")
+        if refusal := _too_long(self.buffer, max_tokens.value):
+            raise ValueError(refusal)
         lengths = response_mask.sum("sample").values.astype(np.float64)
         excess = lengths - (max_tokens.value - self.buffer)
         penalty = -np.clip(excess / self.buffer, 0.0, 1.0) * self.factor
         return self.Out(Sample(response_mask.rows, penalty + 0.0))  # no -0.0
+
+
+def _too_long(buffer: int, limit: int) -> str:
+    return f"buffer: {buffer} is longer than a response may be (max_tokens: {limit})" if buffer > limit else ""

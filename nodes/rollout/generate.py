@@ -87,8 +87,9 @@ class Generate(Node):
         """Tokens of each prompt after the chat template."""
         if self.engine == "fake":
             return [len(ids) for ids in FakeEngine(self.script).encode(prompts)]
-        from flowrl.nodes._backend.models import load_tokenizer
+        from flowrl.nodes._backend.models import load_tokenizer, require_causal
 
+        require_causal(model)
         return [len(ids) for ids in encode_prompts(load_tokenizer(model), prompts, self._chat())]
 
     def setup(self, context: Context) -> None:

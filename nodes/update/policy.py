@@ -63,7 +63,7 @@ class Policy(Node):
     def _dual_clip_lies_above_the_clip(self) -> Self:
         if self.dual_clip <= (bound := 1 + self.clip_high):
             fact = f"dual_clip must be above 1 + clip_high = {bound:g}, not {self.dual_clip:g}"
-            raise SettingError(("dual_clip", "clip_high"), fact)
+            raise SettingError(("dual_clip", "clip_high"), fact, f"dual_clip: {bound + 1:g}")
         return self
 
     def needs(self) -> dict[str, bool]:

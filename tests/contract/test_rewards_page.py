@@ -14,8 +14,8 @@ from flowrl.registry import library_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-RUN_TIME = ("FR030",)
-"""What only a whole pipeline could satisfy: that somebody reads what is written."""
+RUN_TIME = ("FR030", "FR031")
+"""What only a whole pipeline, or another machine, could satisfy: that somebody reads what is written, a key."""
 
 
 def pieces(block: str) -> list[dict[str, Any]]:

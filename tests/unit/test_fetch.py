@@ -75,6 +75,8 @@ def test_a_fetched_model_is_found_by_its_name(tmp_path: Path) -> None:
     assert flowrl.load(DEFAULT, ["params.base=smollm2"]).check() == ()
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in folder.iterdir()} == {*names, "chat_template.jinja"}
+    (folder / "mine").touch()
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "those of any new file"
 
 
 @pytest.mark.usefixtures("package")

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flowrl
+from flowrl.errors import PipelineError
+from flowrl.launch import rehearse
 from flowrl.model import ModelSpec, SettingError
-from flowrl.model_files import fault_of, fetched_folder, is_local, local_folder, template_fault
+from flowrl.model_files import (
+    causal_fault,
+    content_fault,
+    fault_of,
+    fetched_folder,
+    is_local,
+    local_folder,
+    template_fault,
+)
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "pipelines" / "grpo_sync.yaml"
@@ -132,3 +145,107 @@ def test_only_the_hub_has_revisions() -> None:
     sets = ["models.policy.revision=main"]
     assert [p.code for p in flowrl.load(DEFAULT, sets).check()] == ["FR007"]
     assert flowrl.load(DEFAULT, [*sets, "models.policy.path=owner/model"]).check() == ()
+
+
+# What is in a folder.
+
+
+def folder_with(tmp_path: Path, without: str = "", files: dict[str, Any] | None = None, **config: Any) -> Path:
+    """A copy of the shipped model without the files of a pattern, with others, and with other keys in config.json."""
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "nodes" / "assets" / "arith-tiny", folder)
+    for file in folder.glob(without) if without else ():
+        file.unlink()
+    given = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
+    for name, content in (files or {}).items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+INDEX = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"files": {"config.json": "{"}}, "cannot be read: it is no JSON"),
+        ({"files": {"config.json": "[" * 100_000}}, "cannot be read: "),
+        ({"files": {"config.json": [1]}}, "cannot be read: it holds no mapping"),
+        ({"model_type": None}, "names no model_type"),
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "is a BertForMaskedLM, which is no causal"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "which is no causal"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "which is no causal"),
+        ({"architectures": ["T5EncoderModel"]}, "which is no causal"),
+        ({"without": "*.safetensors"}, "has no weights"),
+        ({"without": "*.safetensors", "files": {"model.safetensors.index.json": INDEX}}, "has no weights"),
+        ({"files": {"model.safetensors": LFS}}, "is cut off, or no safetensors file"),
+        ({"files": {"model.safetensors": ""}}, "is cut off, or no safetensors file"),
+        ({"without": "token*"}, "has no tokenizer"),
+    ],
+)
+def test_a_folder_that_holds_no_such_model_is_refused_by_a_check(
+    settings: dict[str, Any], fact: str, tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, **settings)
+    (problem,) = flowrl.load(DEFAULT, [f"models.policy.path={folder}"]).check()
+    assert (problem.code, problem.severity, problem.place.path) == ("FR010", "error", "models.policy.path")
+    assert fact in problem.fact
+    assert problem.fix
+
+
+def test_files_of_weights_that_an_index_names_must_be_there(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, files={"model.safetensors.index.json": INDEX})
+    assert content_fault(str(folder)) is None, "a whole file goes before an index"
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    fault = content_fault(str(folder))
+    assert fault is not None and "lacks 1 of 2 files of weights: model-00002-of-00002.safetensors" in fault.fact
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder / "model-00002-of-00002.safetensors")
+    assert content_fault(str(folder)) is None
+    (folder / "model.safetensors.index.json").write_text("[]")
+    fault = content_fault(str(folder))
+    assert fault is not None and "cannot be read" in fault.fact
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "Gemma3ForConditionalGeneration", "LlamaModel", "MineForCausalLM"])
+def test_other_names_of_causal_models_are_taken(kind: str, tmp_path: Path) -> None:
+    assert causal_fault(str(folder_with(tmp_path, architectures=[kind]))) is None
+
+
+def test_a_classifier_is_a_model_for_whoever_only_reads_it(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, architectures=["LlamaForSequenceClassification"])
+    assert flowrl.load(DEFAULT, [f"models.reference.path={folder}"]).check() == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact", "fix"),
+    [
+        ({"model_type": "no_such_type"}, "cannot be loaded", "give a causal"),
+        ({"architectures": None, "model_type": "bert"}, "'bert', which is no causal language model", "decoder-only"),
+        ({"architectures": None, "model_type": "vit"}, "'vit', which is no causal language model", "decoder-only"),
+        (
+            {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}},
+            "needs Python files that come with it",
+            "`trust_remote_code: true`",
+        ),
+        ({"files": {"tokenizer.json": "{"}}, "tokenizer in", "with its tokenizer"),
+    ],
+)
+def test_what_only_transformers_knows_is_found_by_a_rehearsal(
+    settings: dict[str, Any], fact: str, fix: str, tmp_path: Path
+) -> None:
+    built = flowrl.load(DEFAULT, [f"models.policy.path={folder_with(tmp_path, **settings)}"])
+    assert built.check() == ()
+    with pytest.raises(PipelineError) as raised:
+        rehearse(built.plan(), built.reading, local=True, address=None)
+    (problem,) = raised.value.problems
+    assert (problem.code, problem.place.path) == ("FR010", "models.policy.path")
+    assert fact in problem.fact
+    assert fix in problem.fix
+
+
+def test_a_filter_that_no_template_has_is_found_by_a_check() -> None:
+    fault = template_fault("{{ messages[0].content | shout }}")
+    assert fault is not None
+    assert "No filter named 'shout'" in fault.fact

@@ -241,8 +241,7 @@ def test_a_new_pipeline_means_what_its_source_means(folder: Path, source: str) -
 def source(folder: Path) -> Path:
     """A pipeline of the user's own, in a folder of its own, with every kind of path."""
     home = folder / "home"
-    (home / "weights").mkdir(parents=True)
-    (home / "weights" / "config.json").write_bytes((ROOT / "nodes/assets/arith-tiny/config.json").read_bytes())
+    shutil.copytree(ROOT / "nodes/assets/arith-tiny", home / "weights")
     rows = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(64)]
     (home / "rows of mine.jsonl").write_text("\n".join(rows))
     (home / "n.py").write_text(

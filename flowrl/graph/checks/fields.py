@@ -12,6 +12,7 @@ from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.sizes import cut_evenly
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import ordinal
+from flowrl.node import Node
 
 NUM_COLUMNS = 12
 """Columns of the data that a message names."""
@@ -134,12 +135,34 @@ def settings_against_fields(subject: Subject) -> Iterator[Problem]:
             continue
         try:
             refusal = node.node.refuses(node.reads, prompts, staleness)
+            refusal = refusal or node.node.refuses_writers(_writers(subject, node))
         except Exception as error:  # the class may be a user's
             yield raised(node.name, node.cls, error, subject.reading)
             continue
         if refusal:
             yield Problem("FR026", subject.place("nodes", node.name, key=True), f"nodes.{node.name}: {refusal}",
                           notes=tuple(_nearly_read(subject, offers, node)))  # fmt: skip
+
+
+def _writers(subject: Subject, node: BoundNode) -> dict[str, Node]:
+    """Of each port the node that writes the field that it reads, the first of several."""
+    writers = {port: subject.graph.fields[fields[0]].writer for port, fields in node.reads.items() if fields}
+    found = {port: subject.graph.nodes[name].node for port, name in writers.items() if name in subject.graph.nodes}
+    return {port: writer for port, writer in found.items() if writer is not None}
+
+
+def not_here(subject: Subject) -> Iterator[Problem]:
+    """FR031: warning where a setting needs what this machine lacks; the workers may be on another."""
+    for node in (one for one in subject.nodes if one.node is not None):
+        assert node.node is not None, "the others are left out"
+        try:
+            lacking = dict(node.node.lacks())
+        except Exception as error:  # the class may be a user's
+            yield raised(node.name, node.cls, error, subject.reading)
+            continue
+        for setting, fact in lacking.items():
+            yield Problem("FR031", subject.place("nodes", node.name, setting), f"nodes.{node.name}.{setting}: {fact}",
+                          severity="warning")  # fmt: skip
 
 
 def _nearly_read(subject: Subject, offers: Offers, node: BoundNode) -> Iterator[str]:

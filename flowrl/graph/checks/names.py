@@ -1,14 +1,26 @@
-"""Checks of names: models, and pools that nodes use (FR007, FR010, FR012, FR019, FR053)."""
+"""Checks of names: models, columns of prompts, and pools that nodes use (FR007, FR010, FR012, FR019, FR022, FR053)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flowrl.data.values import PROMPT
 from flowrl.errors import Problem, Severity, nearest
 from flowrl.graph.bind import CPU_POOL
 from flowrl.graph.build import DATA
 from flowrl.graph.subject import Subject
-from flowrl.model_files import MODEL_FILES, TOKENIZER_FILES, fault_of, is_local, template_fault
+from flowrl.model import ModelSpec
+from flowrl.model_files import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    Fault,
+    causal_fault,
+    content_fault,
+    fault_of,
+    is_local,
+    template_fault,
+    tokenizer_fault,
+)
 
 
 def model_folder(subject: Subject) -> Iterator[Problem]:
@@ -17,12 +29,23 @@ def model_folder(subject: Subject) -> Iterator[Problem]:
     for name, model in subject.document.models.items():
         named = {"path": (model.path, MODEL_FILES), "tokenizer": (model.tokenizer, TOKENIZER_FILES)}
         faults = {key: fault_of(path, files) for key, (path, files) in named.items() if path is not None}
+        faults["path"] = faults["path"] or _use_fault(subject, name, model)
         for key, fault in {**faults, "chat_template": template_fault(model.chat_template)}.items():
             place = subject.place("models", name, key)
             if fault is not None and (str(place), fault.fact) not in told:  # a param that several models take
                 told.add((str(place), fault.fact))
                 severity: Severity = "warning" if fault.to_be_made else "error"  # of which a run makes an error
                 yield Problem("FR010", place, f"models.{name}: {fault.fact}", fault.fix, severity=severity)
+
+
+def _use_fault(subject: Subject, name: str, model: ModelSpec) -> Fault | None:
+    """Why the model in a folder cannot be used as the nodes would; a reward model, for one, need not be causal."""
+    if fault := content_fault(model.path):
+        return fault
+    roles = {node.weights for node in subject.nodes if node.model == name}
+    if roles & {"generates", "updates"} and (fault := causal_fault(model.path)):
+        return fault
+    return tokenizer_fault(model.path) if "generates" in roles and model.tokenizer is None else None
 
 
 def revision_of_a_folder(subject: Subject) -> Iterator[Problem]:
@@ -87,6 +110,20 @@ def sync_with_a_pool(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR053", subject.place("nodes", node.name, "pool", key=True),
                           f"nodes.{node.name} takes no pool: a weight sync spans the pool of the update and every pool "
                           "that generates with the model", "remove `pool:`")  # fmt: skip
+
+
+def prompts_that_are_no_text(subject: Subject) -> Iterator[Problem]:
+    """FR022: a rollout takes any JSON, but a number is no prompt."""
+    for node in subject.nodes:
+        for field in node.reads.get(PROMPT, ()) if node.weights == "generates" else ():
+            column = subject.columns.get(field)
+            if column is not None and column.dtype not in ("str", "json"):
+                renamed = PROMPT in node.spec.reads
+                where = ("nodes", node.name, "reads", PROMPT) if renamed else ("data", "train", "type")
+                yield Problem("FR022", subject.place(*where),
+                              f"nodes.{node.name} reads the column '{field}' as prompts, which are text or chat "
+                              f"messages, but it is {column}", f"write '{field}' as text in the data, or "
+                              f"reads: {{{PROMPT}: another column}}")  # fmt: skip
 
 
 def failure_policy(subject: Subject) -> Iterator[Problem]:

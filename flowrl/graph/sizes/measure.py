@@ -17,7 +17,7 @@ from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes, generations, passes
 from flowrl.graph.sizes.flops import Work, work_of_passes, work_of_rollout
 from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, StepLengths, assume, holds_engine
-from flowrl.graph.sizes.memory import WIDTH, PoolMemory, model_nodes, pool_memory
+from flowrl.graph.sizes.memory import WIDTH, PoolMemory, model_nodes, pool_memory, width_of_engine
 from flowrl.graph.sizes.model_config import architectures
 
 BITS: Mapping[Dtype, int] = {"int": 64, "float": 32, "bool": 1}
@@ -51,7 +51,7 @@ class SyncSize:
     node: str
     model: str
     num_bytes: int | Unknown
-    """Of one copy of the weights."""
+    """Of one copy of the weights, in the type of the engine that takes them; the widest where there are several."""
     receivers: Mapping[str, int]
     """Workers that take a copy, by pool."""
 
@@ -176,7 +176,9 @@ def _syncs(plan: Plan, models: Mapping[str, Architecture | Unknown]) -> list[Syn
         node = plan.graph.nodes[name]
         if node.weights != "syncs" or node.model is None:
             continue
-        model, width = models[node.model], WIDTH[plan.document.models[node.model].dtype]
+        model, spec = models[node.model], plan.document.models[node.model]
+        engines = [one for one in plan.graph.nodes.values() if one.model == node.model and holds_engine(one)]
+        width = max((width_of_engine(one, spec) for one in engines), default=WIDTH[spec.dtype])  # cast, then sent
         receivers = {pool: plan.pools[pool].workers for pool in plan.engine_pools(node.model)}
         size = model if isinstance(model, Unknown) else model.num_parameters * width
         found.append(SyncSize(name, node.model, size, receivers))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,20 @@ def test_what_the_cache_holds_is_read_without_a_network(file: str, tmp_path: Pat
     assert types(data) == {"prompt": "str", "answer": "str"}
     assert faults(data, 150) == []
     assert data.load() == WANTED
+
+
+def test_a_check_of_json_files_needs_no_library_and_finds_what_it_would(file: str, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"question": "a", "answer": null}\n')
+    (tmp_path / "list.json").write_text('[{"question": "a", "answer": "b"}]')
+    code = (
+        "import sys\nfrom flowrl.data.hf import Hf\n"
+        "assert Hf(path='json', data_files=sys.argv[1]).field_types().keys() == {'question', 'answer'}\n"
+        "assert 'datasets' not in sys.modules and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, file], check=True)
+    for files in (file, [file, file], str(tmp_path / "list.json"), str(tmp_path / "rows*.jsonl")):
+        data = Hf(path="json", data_files=files)
+        assert types(data) == {"question": "str", "answer": "str"}
+        assert faults(data, 1) == []
+    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n{"question": ')
+    assert "cannot be read" in faults(Hf(path="json", data_files=file))[0][1]

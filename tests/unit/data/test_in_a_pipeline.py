@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import flowrl
 from flowrl.errors import PipelineError, Problem
 from flowrl.fields import FieldType
 from flowrl.launch import rehearse
+from flowrl.model_files import ASSETS
 
 ROWS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(40)]
 NODES = """
@@ -41,7 +43,7 @@ class Rollout(Node):
     def prompt_lengths(self, model: ModelSpec, prompts: Sequence[Any]) -> Sequence[int] | None:
         if self.fails:
             raise OSError("no tokenizer")
-        assert all(isinstance(prompt, str) for prompt in prompts)
+        assert all(isinstance(prompt, (str, list)) for prompt in prompts)
         return [len(prompt) + self.template for prompt in prompts] if self.counts else None
 
     def run(self, prompt: Prompt[Json]) -> Out:
@@ -125,6 +127,78 @@ def test_a_json_port_reads_text_and_no_other_port_reads_json(tmp_path: Path) -> 
     assert (problem.code, problem.place.path) == ("FR022", "nodes.reward")
 
 
+@pytest.mark.parametrize("value", [5, 1.5, True])
+@pytest.mark.parametrize("column", ["prompt", "question"])
+def test_a_column_of_numbers_is_no_prompt(tmp_path: Path, column: str, value: Any) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({column: value, "answer": "b"}) + "\n")
+    reads = {"reads": {"prompt": column}} if column != "prompt" else {}
+    train = {"type": "jsonl", "path": "rows.jsonl"}
+    (problem,) = errors(pipeline(tmp_path, train, ["batch.prompts=1"], **reads))
+    assert problem.code == "FR022"
+    assert f"the column '{column}' as prompts, which are text or chat messages" in problem.fact
+    assert problem.fix
+
+
+@pytest.mark.parametrize(
+    ("value", "fact"),
+    [
+        (None, "a prompt is a string or a list of chat messages"),
+        ("", "it is empty"),
+        ([], "it holds no message"),
+        ([1, 2], "message 1 is no mapping"),
+        (["a"], "message 1 is no mapping"),
+        ([{"role": "user"}], "message 1 has no content"),
+        ({"role": "user", "content": "a"}, "a prompt is a string or a list of chat messages"),
+        (7, "a prompt is a string or a list of chat messages"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_is_no_prompt_is_refused_with_its_row_whatever_its_column_is_called(
+    tmp_path: Path, value: Any, fact: str, streaming: bool, mixed: bool
+) -> None:
+    rows = [{"ask": [{"role": "user", "content": "a"}], "answer": "b"}] * 4 + [{"ask": value, "answer": "b"}] * 12
+    (tmp_path / "make.py").write_text(f"def rows():\n    return {rows!r}\n")
+    train: dict[str, Any] = {"type": "python", "call": "./make.py:rows", "streaming": streaming}
+    name = "data.train.sources.one" if mixed else "data.train"
+    train = {"type": "mixture", "sources": {"one": train}} if mixed else train
+    with pytest.raises(PipelineError) as raised:
+        dry_run(pipeline(tmp_path, train, reads={"prompt": "ask"}, counts=False))
+    (problem,) = raised.value.problems
+    assert (problem.code, problem.place.path) == ("FR018", f"{name}.type"), problem.fact
+    assert f"row 5 of {name}: 'ask' is" in problem.fact
+    assert fact in problem.fact
+    assert len(problem.notes) == (0 if streaming else 9)
+
+
+def test_an_empty_prompt_is_told_by_a_check_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt": "", "answer": "b"}\n' * 8)
+    first, *_ = errors(pipeline(tmp_path, {"type": "jsonl", "path": "rows.jsonl"}))
+    assert (first.code, first.place.line) == ("FR018", 3)
+    assert "which is no prompt: it is empty" in first.fact
+
+
+def test_messages_for_a_model_without_a_chat_template_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}] * 40
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(ASSETS / "arith-tiny", tmp_path / "plain")
+    text = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
+    (tmp_path / "plain" / "tokenizer_config.json").write_text(json.dumps({**text, "chat_template": None}))
+    (tmp_path / "plain" / "chat_template.jinja").unlink(missing_ok=True)
+    (tmp_path / "p.yaml").write_text(
+        "extends: grpo_sync\nname: p\nmodels: {policy: {path: ./plain}}\n"
+        "data: {train: {type: jsonl, path: chat.jsonl}}\n"
+    )
+    built = flowrl.load(tmp_path / "p.yaml")
+    assert errors(built) == []
+    with pytest.raises(PipelineError) as raised:
+        dry_run(built)
+    (problem,) = raised.value.problems
+    assert (problem.code, problem.place.path) == ("FR018", "data.train.type")
+    assert "the tokenizer has no chat template" in problem.fact
+    assert problem.fix == "give prompts as text, or the model a `chat_template`"
+
+
 def test_a_column_named_as_an_output_has_two_writers(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b", "response": "c"}\n' * 8)
     (problem,) = errors(pipeline(tmp_path, {"type": "jsonl", "path": "rows.jsonl"}))
@@ -195,3 +269,63 @@ def test_the_schema_knows_every_kind() -> None:
     assert all(f'"const": "{kind}"' in shown for kind in kinds)
     document = {"extends": "grpo_sync", "name": "x", "data": {"train": {"type": "hf", "path": "openai/gsm8k"}}}
     jsonschema.validate(document, pipeline_schema())
+
+
+PLAIN = {"type": "jsonl", "path": "rows.jsonl"}
+FILES = {"type": "hf", "path": "json", "data_files": "rows.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("train", "code", "key", "fact", "fix"),
+    [
+        ({"type": "parquet", "path": []}, "FR007", "path", "at least 1 item, not 0", "add what is missing"),
+        ({"type": "jsonl", "path": ""}, "FR007", "path", "at least 1 character, not 0", "write some text"),
+        ({**PLAIN, "columns": {"question": "text"}}, "FR007", "columns.question", "not 'text'", "write one of these"),
+        ({**PLAIN, "path": "*.jsonl"}, "FR018", "path", "a pattern is none", "path: one file"),
+        ({"type": "parquet", "path": "*.parquet"}, "FR018", "path", "no file matches", "path: files or a pattern"),
+        ({**FILES, "data_files": "raws*.jsonl"}, "FR018", "data_files", "no file matches", "'rows.jsonl'"),
+        ({**FILES, "path": "jsn"}, "FR018", "path", "there is no loader 'jsn'", "did you mean 'json'?"),
+        ({**FILES, "name": "main"}, "FR007", "name", "which have no name", "remove `name:`"),
+        ({**FILES, "revision": "main"}, "FR007", "revision", "which have no revision", "remove `revision:`"),
+        ({**PLAIN, "overlong": "error"}, "FR007", "overlong", "has no effect", "max_prompt_tokens: "),
+        ({**FILES, "buffer": 5}, "FR007", "buffer", "has no effect", "streaming: true"),
+        ({**PLAIN, "columns": {"qestion": "str"}}, "FR018", "columns.qestion", "has no column", "'question'?"),
+        (
+            {**PLAIN, "columns": {"question": "str"}, "extract": {"answer": "a"}},
+            "FR018", "extract.answer", "is not taken", "add answer: str to columns:",
+        ),
+        (
+            {**PLAIN, "rename": {"prompt": "question"}, "extract": {"question": "a"}},
+            "FR018", "extract.question", "is not there", "extract: {prompt: ...}",
+        ),
+        ({**PLAIN, "extract": {"answer": "("}}, "FR007", "extract", "no regular expression", "a backslash"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_meant_is_refused_with_what_to_write(
+    tmp_path: Path, train: dict[str, Any], code: str, key: str, fact: str, fix: str
+) -> None:
+    rows_file(tmp_path)
+    first, *_ = errors(pipeline(tmp_path, train))
+    assert (first.code, first.place.path) == (code, f"data.train.{key}")
+    assert fact in first.fact
+    assert fix in first.fix
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "fix"),
+    [
+        ({"n": 2**64}, {}, "a field has 64 bits for it: write the column as text"),
+        ({"n": 1e39}, {}, "a field has 32 bits for it: write the column as text"),
+        ({"n": 5}, {"columns": {"n": "str"}}, "columns: {n: int}"),
+        ({"n": 5}, {"extract": {"n": "a"}}, "remove 'n' from extract:"),
+        ({"n": "b"}, {"extract": {"n": "a"}}, "take a pattern that finds something"),
+        ({"n": "\ud800"}, {}, "write whole characters"),
+    ],
+)
+def test_a_bad_row_says_what_to_do_about_its_own_fault(
+    tmp_path: Path, row: dict[str, Any], settings: dict[str, Any], fix: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    first, *_ = errors(pipeline(tmp_path, {**PLAIN, **settings}, ["batch.prompts=1"]))
+    assert (first.code, first.place.line) == ("FR018", 1)
+    assert fix in first.fix

@@ -15,6 +15,9 @@ from flowrl.errors import PipelineError
 
 CODE = """
 import datetime
+import os
+import sys
+import time
 import numpy as np
 
 CALLS = []
@@ -51,6 +54,43 @@ def empty():
 
 async def later():
     return []
+
+def exits():
+    sys.exit("no licence")
+
+def exits_among_rows():
+    yield {"prompt": "a"}
+    raise SystemExit(3)
+
+def interrupts():
+    raise KeyboardInterrupt
+
+def ends():
+    os._exit(0)
+
+def ends_among_rows():
+    yield {"prompt": "a"}
+    os._exit(5)
+
+def crashes():
+    os.kill(os.getpid(), 11)
+
+def asks():
+    return [{"prompt": input("which? ")}]
+
+def prints():
+    print("reading", flush=True)
+    os.write(1, b"more")
+    return [{"prompt": "a"}]
+
+def sleeps():
+    yield {"prompt": "a"}
+    time.sleep(1000)
+
+def holds_itself():
+    row = []
+    row += [row, row]
+    return [{"prompt": "a", "more": row}]
 """
 
 
@@ -94,6 +134,14 @@ def test_with_declared_columns_a_check_calls_nothing(call: Any) -> None:
         ("later", {}, "call", "returned coroutine, not an iterable"),
         ("dates", {}, "call", "'when' is datetime.date(2026, 1, 1), but json cannot hold"),
         ("empty", {}, "call", "has 0"),
+        ("exits", {}, "call", "raised SystemExit: no licence ("),
+        ("exits_among_rows", {}, "call", "raised SystemExit: 3 ("),
+        ("interrupts", {}, "call", "raised KeyboardInterrupt ("),
+        ("ends", {}, "call", "ended the process that it runs in (exit code 0)"),
+        ("ends_among_rows", {}, "call", "ended the process that it runs in (exit code 5)"),
+        ("crashes", {}, "call", "ended the process that it runs in (SIGSEGV)"),
+        ("asks", {}, "call", "raised EOFError"),
+        ("holds_itself", {}, "call", "nested more than 200 deep, or holds itself"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_told_at_its_key(
@@ -102,6 +150,26 @@ def test_a_function_that_cannot_be_used_is_told_at_its_key(
     ((where, said),) = faults(call(name, **settings))
     assert where == path
     assert fact in said
+    assert all(problem.fix for problem in call(name, **settings).problems(place))
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_among_rows", "holds_itself"])
+def test_a_function_that_ends_the_run_is_told_at_a_load_too(call: Any, name: str) -> None:
+    (problem,) = load_faults(call(name, columns={"prompt": "str"} if "exits" in name else None))
+    assert problem.place.path == "call"
+    assert problem.fix
+
+
+def test_a_check_waits_for_a_function_for_a_limited_time(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.data.child.LIMIT", 0.8)
+    (problem,) = call("sleeps").problems(place)
+    assert "has not given its rows within 0.8 s" in problem.fact
+    assert problem.fix.startswith("columns: {NAME: TYPE}")
+
+
+def test_what_a_function_prints_is_no_part_of_its_rows(call: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert types(call("prints")) == {"prompt": "str"}
+    assert capfd.readouterr() == ("", "reading\nmore")
 
 
 def test_modules_and_names_without_a_function() -> None:

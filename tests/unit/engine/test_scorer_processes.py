@@ -92,6 +92,48 @@ FAULTS = textwrap.dedent(
             os._exit(3)
         return 1.0
 
+    def kills(response, answer):
+        if response == answer:
+            time.sleep(0.05)
+            return 1.0
+        subprocess.Popen(["sleep", "300"])
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        subprocess.run("setsid sleep 300 & sleep 0.05", shell=True)
+        parent = os.getppid()
+        grandparent = int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])
+        if response == "group":
+            os.killpg(0, signal.SIGKILL)
+        if response == "parent":
+            os.kill(parent, signal.SIGKILL)
+        if response == "grandparent":
+            os.kill(grandparent, signal.SIGKILL)
+        if response == "group of the parent":
+            os.killpg(os.getpgid(parent), signal.SIGTERM)
+        if response == "itself":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    def leaves(response):
+        if response == "look":
+            handlers = [signal.getsignal(one) for one in (signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM)]
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            time.sleep(0.3)
+            return float(not mask and not any("ring" in repr(one) or one == signal.SIG_IGN for one in handlers))
+        def ring(*_):
+            raise OSError("rang")
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if response == "deadly" else ring)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if response == "masked":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.0005 if response == "often" else 0)
+        if response in ("often", "masked"):
+            time.sleep(0.2) if response == "masked" else signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        return 1.0
+
+    def leaves_all(response):
+        return [leaves(one) for one in response]
+
     def pools(response):
         import multiprocessing
         with multiprocessing.get_context("fork").Pool(1) as pool:
@@ -186,6 +228,25 @@ def test_a_row_may_start_processes_of_its_own(made: Any) -> None:
     assert score(made("pools", timeout=20), ["abc"])[0] == [3.0]
 
 
+@pytest.mark.parametrize("function", ["leaves", "leaves_all"])
+@pytest.mark.parametrize("can_kill", [True, False])
+def test_what_a_row_does_to_signals_ends_with_it(made: Any, function: str, can_kill: bool) -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    scorer = made(function, can_kill, timeout=5, batch=function == "leaves_all", batch_size=1)
+    rows = ["ring", "look", "deadly", "look", "often", "look", *["masked", "look"] * can_kill]
+    assert score(scorer, rows) == ([1.0] * len(rows), [])
+    assert signal.getsignal(signal.SIGCHLD) is before
+
+
+def test_an_alarm_that_somebody_else_has_set_goes_on(made: Any) -> None:
+    before = signal.setitimer(signal.ITIMER_REAL, 60)
+    try:
+        score(made("leaves", can_kill=False), ["ring"])
+        assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
 def alive(pids: list[int]) -> list[int]:
     states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
     return [
@@ -217,6 +278,19 @@ def test_what_a_row_has_started_ends_with_its_process(made: Any, tmp_path: Path,
         time.sleep(0.02)
     assert not sleepers() - before
     assert not alive([int(pid) for pid in file.read_text().split()])
+
+
+@pytest.mark.parametrize("whom", ["group", "parent", "grandparent", "group of the parent", "itself"])
+def test_a_row_that_kills_its_surroundings_costs_itself_and_leaves_nothing(made: Any, whom: str) -> None:
+    before = sleepers()
+    scores, failures = score(made("kills", timeout=3), ["good", whom, "good"])
+    assert np.array_equal(scores, [1.0, np.nan, 1.0], equal_nan=True)
+    assert [failure.rows for failure in failures] == [("u1_0_0",)]
+    assert failures[0].error.startswith("RuntimeError: the scoring process died (")
+    deadline = time.monotonic() + 3
+    while (sleepers() - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not sleepers() - before
 
 
 def test_a_process_in_a_loop_of_c_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -73,3 +73,13 @@ def test_an_engine_that_two_rollouts_share_is_ended_once(monkeypatch: pytest.Mon
     for node in nodes:
         node.close()
     assert len(ended) == 1 and not engines_of(context)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words"), [("arith-tiny", None, 20), ("anything", None, 257), ("arith-tiny", 5, 5)]
+)
+def test_a_real_model_can_read_the_tokens(path: str, given: int | None, words: int) -> None:
+    engine = FakeEngine(Script(vocabulary=given), path)
+    ids = {token for tokens in engine.encode([bytes(range(128)).decode(), "é"]) for token in tokens}
+    assert max(ids) < words
+    assert len(ids) > min(words, 100) - 2

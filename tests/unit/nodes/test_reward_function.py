@@ -133,7 +133,19 @@ def test_the_key_of_the_score_can_be_chosen(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [1, 1.0, True, np.bool_(1), np.int8(1), np.float16(1), np.array(1.0), np.array(True), torch.tensor(1), Fraction(1)],
+    [
+        1,
+        1.0,
+        True,
+        np.bool_(1),
+        np.int8(1),
+        np.float16(1),
+        np.array(1.0),
+        np.array(True),
+        torch.tensor(1),
+        Fraction(1),
+        Decimal("1.0"),
+    ],
     ids=repr,
 )
 def test_these_are_numbers(value: Any) -> None:
@@ -142,14 +154,25 @@ def test_these_are_numbers(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, "1", b"1", [1.0], {}, 1j, np.ones(1), np.array("1"), torch.ones(1), Decimal(1), object(), int]
+    "value", [None, "1", b"1", [1.0], {}, 1j, np.ones(1), np.array("1"), torch.ones(1), object(), int]
 )
 def test_these_are_none(value: Any) -> None:
     with pytest.raises(BadAnswer, match="which is no number"):
         score_of(value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -np.inf, np.float32("nan"), torch.tensor(float("nan"))])
+@pytest.mark.parametrize("value", [1e300, -1e39, Decimal("1e300"), 10**300])
+def test_these_are_too_large_for_a_score(value: Any) -> None:
+    with pytest.raises(BadAnswer, match=r"1?e\+\d+, which is more than a score can be \(3.4e\+38\)"):
+        score_of(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -np.inf, np.float32("nan"), torch.tensor(float("nan")),
+     Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity"), Decimal("1e400"), 10**400, 10**6000],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
 def test_these_are_no_scores(value: Any) -> None:
     with pytest.raises(BadAnswer, match="which is no score"):
         score_of(value)

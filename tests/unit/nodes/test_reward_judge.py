@@ -10,23 +10,25 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+import flowrl
 from flowrl.batch import Batch, Prompt, Sample
 from flowrl.engine.call import NodeSetup
 from flowrl.engine.scorer import Scorer
 from flowrl.fields import FieldType
+from flowrl.launch import refuse_unavailable, rehearse
 from flowrl.metrics import Report, collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.answers import BadAnswer
 from flowrl.nodes.reward.judge import Judge
 from flowrl.nodes.reward.judge_model import JudgeModel
-from flowrl.registry import find
+from flowrl.registry import find, library_names
 from flowrl.rows import Rows
 from flowrl.testing import run_node
 
@@ -118,6 +120,20 @@ def ask(node: Any, responses: list[str], context: Context | None = None) -> tupl
         ("score = 0", 0.0),
         ("Score: 3 … no, Score: 4.5", 0.45),
         ("SCORE 1", 0.1),
+        ("Score: 7/10", 0.7),
+        ("Score: 7 out of 10.", 0.7),
+        ("Rating: 8.", 0.8),
+        ("Score (0-10): 7", 0.7),
+        ("**Score**: __7__", 0.7),
+        ('{"score": 7, "why": "it is 9 miles"}', 0.7),
+        ("Score: 7.Good", 0.7),
+        ("Score: 7\n- 3 points for the error", 0.7),
+        ("Score: .5", 0.05),
+        ("7", 0.7),
+        ("7.5", 0.75),
+        ("7/10", 0.7),
+        ("**8**", 0.8),
+        ("`8`.", 0.8),
     ],
 )
 def test_a_number_is_read_and_scaled(said: str, score: float) -> None:
@@ -132,9 +148,25 @@ def test_a_number_is_read_and_scaled(said: str, score: float) -> None:
         ({}, "Score: eleven", "holds no verdict"),
         ({}, "Score: 11", "11 is not between 0 and 10"),
         ({}, "Score: -1", "-1 is not between 0 and 10"),
+        ({}, "Score: −1", "'−1' is no number"),
+        ({}, "-1", "-1 is not between 0 and 10"),
+        ({}, "Score: 1e999", "'1e999' is no number"),
+        ({}, "1e999", "'1e999' is no number"),
+        ({}, "Score: 7,5", "'7,5' is no number"),
+        ({}, "7,5", "'7,5' is no number"),
+        ({}, "Score: 0 to 10 possible, I think", "'0 to 10' is no number"),
+        ({}, "0 to 10 possible, I think", "holds no verdict"),
+        ({}, "Score: 0-10", "'0-10' is no number"),
+        ({}, "Score: 7 or 8", "'7 or 8' is no number"),
+        ({}, "Score: 3. No, score: 7th", "'7th' is no number"),
+        ({}, "Score: 70%", "'70%' is no number"),
+        ({}, "Score: 1_0", "'1_0' is no number"),
+        ({}, "Score: 4/5", "'4/5' is not on the scale that was set"),
+        ({"scale": "none"}, "Score: 4/5", "'4/5' is not on the scale that was set"),
+        ({"scale": "none"}, "Score: 1e300", "1e+300, which is more than a score can be"),
         ({"parse": r"(\w+)$"}, "very good", "'good' is no number"),
         ({"parse": r"(\w+)$"}, "nan", "'nan' is no number"),
-        ({"parse": r"(\w+)$", "scale": None}, "inf", "'inf' is no number"),
+        ({"parse": r"(\w+)$", "scale": "none"}, "inf", "'inf' is no number"),
         ({"choices": {"yes": 1, "no": 0}}, "perhaps, not now", "holds no verdict"),
         ({"choices": {"yes": 1, "no": 0}, "parse": r"verdict: (\w+)"}, "verdict: maybe", "'maybe' is none of yes, no"),
     ],
@@ -147,7 +179,7 @@ def test_a_reply_without_a_verdict_is_no_score(settings: Any, said: str, error: 
 def test_words_and_plain_numbers_are_read_as_told() -> None:
     words = Judge(url="fake:", choices={"yes": 1.0, "no": 0.0, "not at all": -1.0})
     assert [words.score(said) for said in ("Yes.", "no, or YES", "Not at all!", "nobody said no")] == [1, 1, -1, 0]
-    assert Judge(url="fake:", parse=r"\[\[(-?\d+)\]\]", scale=None).score("[[1]] or [[-5]]") == -5.0
+    assert Judge(url="fake:", parse=r"\[\[(-?\d+)\]\]", scale="none").score("[[1]] or [[-5]]") == -5.0
     assert Judge(url="fake:", scale=[1, 5]).score("Score: 2") == 0.25
 
 
@@ -159,13 +191,89 @@ def test_words_and_plain_numbers_are_read_as_told() -> None:
         ({"parse": "Score: 1"}, "parse has 0 groups"),
         ({"parse": "(a"}, "parse is no regular expression: missing ), unterminated subpattern at character 1"),
         ({"scale": [1, 1]}, "the scale ends at 1"),
-        ({"url": "localhost:8000"}, "is no address"),
+        ({"scale": [0, 1], "choices": {"yes": 1}}, "choices are scores already: a scale does not apply to them"),
+        ({"scale": "none", "choices": {"yes": 1}}, "choices are scores already"),
+        *(
+            ({"url": url}, f"'{url}' is no address")
+            for url in (
+                "localhost:8000",
+                "http://",
+                "https:///v1",
+                "http://:8000",
+                "http://here:99999/v1",
+                "http://here:x/v1",
+                "http://he re/v1",
+                "http://[::1",
+                "ftp://here",
+            )
+        ),
         ({"model": "x"}, "Extra inputs"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: Any, said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         Judge(**{"url": "http://here/v1", **settings})
+
+
+def pipeline(**reward: Any) -> str:
+    node = {"use": "reward.judge", "url": "fake:Score: 7", **reward}
+    return f"extends: grpo_sync\nnodes: {{reward: {json.dumps(node)}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "score"),
+    [
+        (pipeline(), (), 0.7),
+        (pipeline(scale="none"), (), 7.0),
+        (pipeline(scale=[0, 7]), (), 1.0),
+        (pipeline(scale=None), (), 0.7),
+        (pipeline(), ("nodes.reward.scale=none",), 7.0),
+        (pipeline(scale="none"), ("nodes.reward.scale=null",), 0.7),
+        (pipeline(scale="none"), ("nodes.reward.scale=[0, 14]",), 0.5),
+        (pipeline(url="fake:yes", choices={"yes": 0.25}), (), 0.25),
+    ],
+)
+def test_a_scale_means_in_yaml_what_it_says(text: str, sets: tuple[str, ...], score: float, tmp_path: Path) -> None:
+    (tmp_path / "judge.yaml").write_text(text)
+    loaded = flowrl.load(tmp_path / "judge.yaml", sets)
+    (tmp_path / "resolved.yaml").write_text(loaded.resolved())
+    for pipe in (loaded, flowrl.load(tmp_path / "resolved.yaml")):
+        node = pipe.plan().graph.nodes["reward"].node
+        assert isinstance(node, Judge)
+        assert node.score(node.url.removeprefix("fake:")) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("scale", ["5", "[0]", "nope", "[a, 1]", "{a: 1}", "[2, 1]"])
+def test_a_wrong_scale_is_a_problem_at_its_place(scale: str, tmp_path: Path) -> None:
+    (tmp_path / "judge.yaml").write_text(pipeline())
+    found = flowrl.load(tmp_path / "judge.yaml", [f"nodes.reward.scale={scale}"]).check()
+    (problem,) = [problem for problem in found if problem.severity == "error"]
+    assert problem.place.file == "--set"
+    assert "nodes.reward.scale" in problem.fact
+
+
+@pytest.mark.parametrize("use", library_names())
+def test_no_parameter_means_something_by_null_that_its_default_is_not(use: str) -> None:
+    """For null in YAML is left out."""
+    fields = find(use, Path()).load().model_fields.items()
+    assert [name for name, field in fields if type(None) in get_args(field.annotation) and field.default] == []
+
+
+def test_a_key_that_is_not_set_is_a_warning_of_the_check_and_refuses_a_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judge.yaml").write_text(pipeline(url="http://127.0.0.1:9/v1", api_key_env="MY_KEY"))
+    monkeypatch.delenv("MY_KEY", raising=False)
+    loaded = flowrl.load(tmp_path / "judge.yaml")
+    (problem,) = loaded.check()
+    assert (problem.code, problem.severity, problem.place.path) == ("FR031", "warning", "nodes.reward.api_key_env")
+    with pytest.raises(flowrl.PipelineError, match="MY_KEY"):
+        loaded.run(quiet=True)
+    with pytest.raises(flowrl.PipelineError, match="MY_KEY"):
+        rehearse(loaded.plan(), loaded.reading, local=True, address=None)
+    refuse_unavailable(loaded.plan(), loaded.reading, None, address="10.0.0.1:6379")  # the workers there may have it
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert not flowrl.load(tmp_path / "judge.yaml").check()
 
 
 def test_the_template_is_filled_once_and_braces_stay() -> None:
@@ -244,6 +352,18 @@ def test_a_server_that_is_not_there_fails_after_the_retries() -> None:
     assert 0.3 < time.monotonic() - start < 5
 
 
+def test_a_sample_whose_time_ends_between_tries_says_what_failed(serve: Any) -> None:
+    server = serve(
+        lambda question, _: (500, {"error": "out of memory"}, {}) if "bad" in question else reply("Score: 5")
+    )
+    node = Judge(url=server.url, template="{response}", retries=9)
+    scores, report = ask(node, ["good", "bad"], Context(timeout=1.0))
+    assert np.array_equal(list(scores.values()), [0.5, np.nan], equal_nan=True)
+    (failure,) = report.failures
+    assert failure.error.startswith("TimeoutError: no answer within 1 s; the judge at http://127.0.0.1:")
+    assert re.search(r"failed \d times?, the last with HTTP 500: .*out of memory", failure.error)
+
+
 def test_many_rows_wait_together_and_no_more_than_allowed(serve: Any) -> None:
     def slow(question: str, _: int) -> Answer:
         time.sleep(0.1)
@@ -308,7 +428,7 @@ def test_every_rank_judges_its_own_rows() -> None:
 
 
 def test_the_transformers_engine_judges() -> None:
-    node = JudgeModel(engine="transformers", template="{response}", parse=r"(\d+)", scale=None, max_tokens=4)
+    node = JudgeModel(engine="transformers", template="{response}", parse=r"(\d+)", scale="none", max_tokens=4)
     scores, report = ask(node, ["20+30=", "2+3="], FROZEN)
     assert not report.failures
     assert all(score >= 0 for score in scores.values())
@@ -316,7 +436,7 @@ def test_the_transformers_engine_judges() -> None:
 
 
 def test_a_question_that_the_judge_cannot_read_costs_its_row() -> None:
-    node = JudgeModel(engine="transformers", template="{response}", parse=r"(\d+)", scale=None, max_tokens=4)
+    node = JudgeModel(engine="transformers", template="{response}", parse=r"(\d+)", scale="none", max_tokens=4)
     scores, report = ask(node, ["20+30=", "what?", "2" * 80, "2+3="], FROZEN)
     assert [bool(np.isnan(score)) for score in scores.values()] == [False, True, True, False]
     assert sorted(failure.rows for failure in report.failures) == [("u1_0_0",), ("u2_0_0",)]

@@ -15,7 +15,7 @@ from flowrl.rows import Rows
 
 
 def verdicts(engine: Any) -> list[float]:
-    node = JudgeModel(engine=engine, template="{response}", parse=r"(\d+)", scale=None, max_tokens=4)
+    node = JudgeModel(engine=engine, template="{response}", parse=r"(\d+)", scale="none", max_tokens=4)
     node.setup(Context(models={"judge": ModelSpec(path="arith-tiny")}, model="judge"))
     try:
         with collect() as report:

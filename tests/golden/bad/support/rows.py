@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,3 +19,11 @@ def broken() -> Iterator[dict[str, Any]]:
 def chats() -> list[dict[str, Any]]:
     messages = [{"role": "user", "content": "1+1="}]
     return [{"prompt": prompt, "answer": "2"} for prompt in (messages, [], [{"content": "1+1="}], messages * 2)]
+
+
+def numbers() -> list[dict[str, Any]]:
+    return [{"prompt": n, "answer": str(n)} for n in range(64)]
+
+
+def exits() -> list[dict[str, Any]]:
+    os._exit(3)

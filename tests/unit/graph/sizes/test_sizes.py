@@ -432,6 +432,12 @@ def test_a_weight_sync_sends_the_weights_once_to_every_engine() -> None:
     assert (sync.num_bytes, dict(sync.receivers)) == (PARAMETERS * 4, {"train": 8})
 
 
+def test_a_weight_sync_sends_the_type_of_the_engine() -> None:
+    sets = ["nodes.rollout.engine=vllm", "nodes.rollout.engine_options={dtype: bfloat16}"]
+    (sync,) = measure(load(BIG, sets).plan()).syncs
+    assert sync.num_bytes == PARAMETERS * 2
+
+
 def test_the_flops_of_a_7b_step_are_two_for_each_weight_and_token() -> None:
     """7.07 billion weights are multiplied with each token (7.62 without the input embedding of 0.54)."""
     work = {each.node: each for each in measure(load(BIG).plan()).work}
