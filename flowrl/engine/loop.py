@@ -166,7 +166,7 @@ class Loop:
                     worker=", ".join(dict.fromkeys(workers)),
                 )
                 self.arrivals.put_nowait(late)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:  # with --local a second Ctrl-C strikes in here
                 self.arrivals.put_nowait(error)
 
         task = asyncio.ensure_future(guarded())

@@ -103,8 +103,8 @@ class RayCluster:
             except ray.exceptions.RayTaskError as error:
                 raise RunError(f"a node could not be set up: {error.cause or error}", worker=name,
                                details=_plain(error)) from None  # fmt: skip
-            except ray.exceptions.RayActorError as error:
-                raise RunError("the worker died while loading", worker=name, details=_plain(error)) from None
+            except ray.exceptions.RayError as error:
+                raise RunError(f"{_lost(error)}, while loading", worker=name, details=_plain(error)) from None
 
     def _place(self) -> None:
         for name, pool in self.pools.items():
@@ -235,5 +235,14 @@ async def _done(ref: Any, node: str, worker: str) -> Any:
         raise RunError(
             f"{type(error.cause).__name__}: {error.cause}", node=node, worker=worker, details=_plain(error)
         ) from None
-    except ray.exceptions.RayActorError as error:
-        raise RunError("the worker died", node=node, worker=worker, details=_plain(error)) from None
+    except ray.exceptions.RayError as error:
+        raise RunError(_lost(error), node=node, worker=worker, details=_plain(error)) from None
+
+
+def _lost(error: BaseException) -> str:
+    """What has become of a worker, or of what it has sent."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "the worker died"
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return "Ray ended the worker because the machine was out of memory"
+    return f"Ray gave up: {type(error).__name__}"

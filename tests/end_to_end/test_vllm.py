@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import DEFAULT, Finished, environment, finish, gone, processes
 
-from flowrl.engine.sweeper import PREFIXES
+from flowrl.engine.sweeper import shared_memory
 
 DUMP = '''
 import json
@@ -99,14 +99,14 @@ def test_it_learns_what_it_learns_with_the_transformers_engine(tmp_path: Path) -
     assert min(means) > mine.metrics[0]["reward/mean"] + 0.3
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(PREFIXES)}
+def shared(folder: Path) -> set[Path]:
+    """What the processes of a run have shared."""
+    return set().union(*map(shared_memory, processes(folder)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("loaded", [False, True])
 def test_nothing_of_vllm_outlives_a_run_that_is_ended(loaded: bool, number: signal.Signals, tmp_path: Path) -> None:
-    before = shared_memory()
     command = [sys.executable, "-m", "flowrl", "run", str(DEFAULT), *VLLM]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path)
@@ -114,12 +114,13 @@ def test_nothing_of_vllm_outlives_a_run_that_is_ended(loaded: bool, number: sign
     assert run.stdout is not None
     until = "step   2/" if loaded else "loading models"
     assert any(until in line for line in run.stdout)
-    while not loaded and shared_memory() <= before:
+    while not (loaded or shared(tmp_path)):
         assert run.poll() is None
-    time.sleep(0 if loaded else 1.0)  # what a run has shared is looked at twice a second
+    time.sleep(0 if loaded else 2.0)  # what a run has shared is looked at twice a second
+    named = shared(tmp_path)
     assert processes(tmp_path, "EngineCore") or len(processes(tmp_path)) > 3
     os.kill(run.pid, number)
     run.wait(timeout=60)
     run.stdout.close()
     assert gone(tmp_path, seconds=20)
-    assert shared_memory() <= before
+    assert not [path for path in named if path.exists()]

@@ -13,10 +13,12 @@ from flowrl.batch import Batch, Prompt, Sample, Token
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.worker import Worker
 from flowrl.fields import FieldType
+from flowrl.model import ModelSpec
 from flowrl.nodes._backend.weights import Bucket, Update
 from flowrl.registry import find
 from flowrl.rows import Rows
 
+MODELS = {"policy": ModelSpec(path="arith-tiny")}
 UIDS = tuple(f"u{index}" for index in range(5))
 PROMPTS = Rows(UIDS, planned=[2] * 5, settled=[0] * 5)
 
@@ -37,7 +39,7 @@ def responses(rows: Rows | None = None) -> Batch:
 
 
 def worker_of(*nodes: NodeSetup, strict_io: bool = False) -> Worker:
-    worker = Worker(WorkerSetup("gpu", 1, 2, nodes, {}, seed=3, num_threads=1, strict_io=strict_io, can_kill=False))
+    worker = Worker(WorkerSetup("gpu", 1, 2, nodes, MODELS, seed=3, num_threads=1, strict_io=strict_io, can_kill=False))
     worker.load()
     return worker
 
