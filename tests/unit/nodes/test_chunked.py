@@ -76,7 +76,9 @@ def test_gradients_are_those_of_finite_differences() -> None:
     def scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> Found:
         from flowrl.nodes._backend.chunked import _Linear
 
-        found: Found = _Linear.apply(Scoring(0.7, "gradient", 2.0, 3.0, 10), torch.tensor([0, 4, 2, 2]), hidden, weight, bias)
+        found: Found = _Linear.apply(
+            Scoring(0.7, "gradient", 2.0, 3.0, 10), torch.tensor([0, 4, 2, 2]), hidden, weight, bias
+        )
         return found
 
     assert torch.autograd.gradcheck(scores, (hidden, head.weight, head.bias))
