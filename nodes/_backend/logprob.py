@@ -2,24 +2,26 @@
 
 A prompt that several responses share, as all of a group do, is computed once: the model reads the distinct prompts, its
 keys and values are handed to each response, and then it reads the responses. Gradients flow through both passes.
-Prompts are padded on the left, responses on the right; logits are computed for response tokens only, and the last
-response token, which predicts nothing, is never fed.
+Prompts are padded on the left, responses on the right; the last response token, which predicts nothing, is never fed.
+Logits are made for response tokens only, some at a time (`chunked`), and for a backward pass once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flowrl.nodes._backend.losses import entropy_of
+from flowrl.nodes._backend.chunked import Entropy, Found, Scoring, in_parts
+from flowrl.nodes._backend.head import Wanted, scored, tail_of, unwrapped
+from flowrl.nodes._backend.weights import is_sharded
 from flowrl.rows import Jagged
-
-Entropy = Literal["none", "value", "gradient"]
 
 
 def token_log_probs(
@@ -27,26 +29,28 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability (T,) of each response token at the temperature, and the entropy (T,) there; float32, row by row.
 
-    An entropy that is only looked at costs no memory for a backward pass; ask for its `gradient` where it is trained.
-    Gradients flow unless the caller switched them off. `model` is any `AutoModelForCausalLM`, also wrapped (DDP, FSDP):
-    it is only ever called. With rows but no response tokens the model still runs, so that a rank stays in step and the
-    empty result stays connected to the graph; without rows it does not run.
+    An entropy has a gradient only where that is asked for. Gradients flow unless the caller switched them off. `model`
+    is any `AutoModelForCausalLM`, also wrapped (DDP, FSDP): it is only ever called. With rows but no response tokens
+    the model still runs, so that a rank stays in step and the empty result stays connected to the graph; without rows
+    it does not run.
     """
     assert temperature > 0, "a training temperature of 0 is refused when the pipeline is checked"
     assert len(prompts) == len(responses), "one prompt for each response"
-    device = next(model.parameters()).device
     if len(prompts) == 0:
-        return torch.zeros(0, device=device), torch.zeros(0, device=device) if entropy != "none" else None
+        nothing = torch.zeros(0, device=_device(model))
+        return nothing, nothing if entropy != "none" else None
     assert prompts.lengths.min() > 0, "a response needs a prompt token that predicts its first token"
-    cache = _empty_cache(model)
-    logits = _logits(model, prompts, responses) if cache is None else _shared_logits(model, prompts, responses, cache)
-    # In place: what it divides is a copy already, and the backward pass of copying does not look at it.
-    vocabulary = torch.log_softmax(logits.float().div_(temperature), dim=-1)
-    targets = torch.from_numpy(_flat(responses)).to(device)
-    log_probs = vocabulary.gather(1, targets.unsqueeze(1)).squeeze(1)
-    if entropy == "none":
-        return log_probs, None
-    return log_probs, entropy_of(vocabulary if entropy == "gradient" else vocabulary.detach())
+    scoring, cache = Scoring(temperature, entropy), _empty_cache(model)
+    if cache is None:
+        log_probs, entropies = _found(model, prompts, responses, scoring)
+    else:
+        log_probs, entropies = _shared_found(model, prompts, responses, scoring, cache)
+    return log_probs, None if entropy == "none" else entropies
+
+
+def shares_prompts(model: nn.Module) -> bool:
+    """Whether the model reads a prompt once for all its responses."""
+    return _empty_cache(model) is not None
 
 
 def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -64,43 +68,76 @@ def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64]
     return ids[:, :-1], mask[:, :-1].astype(np.int64)
 
 
-def _logits(model: nn.Module, prompts: Jagged, responses: Jagged) -> Tensor:
-    """Logits (T, vocabulary) in one pass over prompts and responses."""
+def _found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring) -> Found:
+    """In one pass over prompts and responses."""
     ids, mask = padded_inputs(prompts, responses)
     width = max(int(responses.lengths.max()), 1)
-    output = _call(model, ids, mask, ids.shape[1], {"logits_to_keep": width, "use_cache": False})
-    # The slice changes nothing where the model honoured logits_to_keep; a few ignore it.
-    logits: Tensor = output.logits[:, -width:].flatten(0, 1)
-    return logits.index_select(0, torch.from_numpy(responses.row * width + _position(responses)).to(logits.device))
+    wanted = _wanted(model, responses.row, width - _position(responses), _flat(responses))
+    options = {"logits_to_keep": width, "use_cache": False}
+    return _score(model, partial(_call, model, ids, mask, ids.shape[1], options), wanted, scoring)[1]
 
 
-def _shared_logits(model: nn.Module, prompts: Jagged, responses: Jagged, cache: Any) -> Tensor:
-    """Logits (T, vocabulary), each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
+def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring, cache: Any) -> Found:
+    """Each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
     distinct, index = _distinct(prompts)
     nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(distinct) + 1, np.int64))
     ids, mask = padded_inputs(distinct, nothing)
     options = {"past_key_values": cache, "use_cache": True}
-    output = _call(model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
-    chosen = torch.from_numpy(index).to(output.logits.device)
-    logits: Tensor = output.logits[:, -1].index_select(0, chosen)
+    row, position, targets = responses.row, _position(responses), _flat(responses)
+    first = position == 0
+    call = partial(_call, model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
+    wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first])
+    output, begun = _score(model, call, wanted, scoring)
     width = int(responses.lengths.max(initial=0))
-    if width > 1:
-        for layer in output.past_key_values.layers:
-            # `batch_select_indices` indexes, and the backward pass of that adds up in an order that varies with threads
-            layer.keys, layer.values = (part.index_select(0, chosen) for part in (layer.keys, layer.values))
-        column = np.arange(width - 1)
-        fed = column < (responses.lengths - 1)[:, None]
-        ids_fed = Jagged(_flat(responses), responses.offsets - responses.offsets[0]).padded()[:, :-1] * fed
-        output = _call(model, ids_fed, np.concatenate([mask[index], fed], axis=1), width - 1, options)
-        # Row by row: the token after the prompt, then those after each response token that was fed.
-        logits = torch.cat([logits.unsqueeze(1), output.logits], dim=1).flatten(0, 1)
-    place = responses.row * max(width, 1) + _position(responses)
-    return logits.index_select(0, torch.from_numpy(place).to(logits.device))
+    # Ranks that share a model's weights call it equally often, or they would wait for each other for ever.
+    width = max(width, 2) if is_sharded(unwrapped(model)) else width
+    if width <= 1:
+        return begun
+    chosen = torch.from_numpy(index).to(_device(model))
+    for layer in output.past_key_values.layers:
+        # `batch_select_indices` indexes, and the backward pass of that adds up in an order that varies with threads
+        layer.keys, layer.values = (part.index_select(0, chosen) for part in (layer.keys, layer.values))
+    fed = np.arange(width - 1) < (responses.lengths - 1)[:, None]
+    ids = np.zeros(fed.shape, dtype=np.int64)
+    ids[fed] = targets[position < (responses.lengths - 1)[row]]
+    call = partial(_call, model, ids, np.concatenate([mask[index], fed], axis=1), width - 1, options)
+    wanted = _wanted(model, row[~first], width - position[~first], targets[~first])
+    _, continued = _score(model, call, wanted, scoring)
+    # Row by row again: the first token of each, then those that follow it.
+    order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])))
+    log_probs, entropies = (torch.cat(parts) for parts in zip(begun, continued, strict=True))
+    order = order.to(log_probs.device)
+    return log_probs.index_select(0, order), entropies if scoring.entropy == "none" else entropies.index_select(
+        0, order
+    )
+
+
+def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any]) -> Wanted:
+    return Wanted(*(torch.from_numpy(each).to(_device(model)) for each in (row, back, targets)))
+
+
+def _score(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: Scoring) -> tuple[Any, Found]:
+    """What `call` of the model returns, and what it says of the tokens.
+
+    A model that does something of its own with its logits makes all of them; they are read some at a time.
+    """
+    one = partial(_call, model, np.zeros((1, 1), np.int64), np.ones((1, 1)), 1, {"use_cache": False})
+    tail = tail_of(model, one)
+    if tail is not None:
+        output = scored(model, call, wanted, replace(scoring, scale=tail.scale, cap=tail.cap))
+        return output, output.logits[0].unbind(-1)
+    output = call()
+    logits = wanted.of(output.logits)
+    return output, in_parts(scoring.of, logits, wanted.targets, scoring, logits.shape[-1])
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _call(model: nn.Module, ids: NDArray[Any], mask: NDArray[Any], num_columns: int, options: Mapping[str, Any]) -> Any:
     """Call the model on the last `num_columns` columns that the mask describes."""
-    device = next(model.parameters()).device
+    device = _device(model)
     attention_mask = torch.from_numpy(mask.astype(np.int64)).to(device)
     # Given explicitly: absolute positions would otherwise count the padding on the left.
     positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -num_columns:]
@@ -114,8 +151,10 @@ def _empty_cache(model: nn.Module) -> Any:
     from transformers import DynamicCache, PretrainedConfig
     from transformers.cache_utils import DynamicLayer
 
-    config = getattr(getattr(model, "module", model), "config", None)
-    if not isinstance(config, PretrainedConfig):
+    module = unwrapped(model)
+    config = getattr(module, "config", None)
+    # Layers that are computed again in the backward pass take no cache.
+    if not isinstance(config, PretrainedConfig) or getattr(module, "is_gradient_checkpointing", False):
         return None
     cache = DynamicCache(config=config)
     return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None

@@ -15,7 +15,7 @@ from flowrl.node import Context, Node
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flowrl.nodes._backend.logprob import Entropy
+    from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
     from flowrl.nodes._backend.partition import MicroBatch
 
