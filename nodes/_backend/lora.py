@@ -1,0 +1,141 @@
+"""LoRA (arXiv:2106.09685) by peft: frozen weights W, beside which only the adapters A and B train.
+
+A layer computes W x + scaling * B (A x). Adapters are float32, of whatever type W is. To others the model is one of
+plain weights: they get W + scaling * B A under W's name, computed beside the model, which stays as it is. With the
+adapters off it is the model that was loaded.
+
+peft's layers are known here by what they offer, for importing peft takes seconds, and most models have no adapter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.errors import nearest
+from flowrl.model import ALL_LINEAR, LoraSpec, ModelSpec
+from flowrl.model_files import ModelError
+from flowrl.nodes._backend.models import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+"""Name that peft gives a model's only adapter."""
+
+
+class UpdateDropout(nn.Module):
+    """Dropout where gradients are wanted: log-probabilities that are only read are those that engines sample from."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The values, a share of them 0 and the others scaled up, or as they are."""
+        return nn.functional.dropout(values, self.share, training=torch.is_grad_enabled())
+
+
+def training_model(spec: ModelSpec, device: str = "cpu", seed: int = 0) -> PreTrainedModel:
+    """The model as its trainer has it: with adapters where the spec asks for them, whose values the seed gives."""
+    model: Any = load_model(spec)
+    if spec.lora is not None:
+        adapt(model, spec.lora, seed)
+    placed: PreTrainedModel = model.to(device)
+    return placed
+
+
+def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> None:
+    """Put an adapter beside every target layer and freeze all else; B starts at 0, so that nothing is added yet.
+
+    Raises `ModelError` for names that no layer has, and for layers that cannot have an adapter.
+    """
+    from peft import inject_adapter_in_model
+
+    _require_targets(model, spec)
+    torch.manual_seed(seed)  # on every rank the same; what dropout draws later follows from it too
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that it has noticed which way round GPT-2's matrices are
+        inject_adapter_in_model(peft_config(spec), model, ADAPTER)
+    for layer in adapted_layers(model).values():
+        if spec.dropout:
+            layer.lora_dropout[ADAPTER] = UpdateDropout(spec.dropout)
+    model.eval()
+
+
+def peft_config(spec: LoraSpec) -> Any:
+    """The settings as peft has them."""
+    from peft import LoraConfig, TaskType
+
+    return LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout,
+        target_modules=spec.target_modules,
+    )  # fmt: skip
+
+
+def adapted_layers(module: nn.Module) -> dict[str, Any]:
+    """The layers that have an adapter, by name."""
+    return {name: layer for name, layer in module.named_modules() if hasattr(layer, "get_delta_weight")}
+
+
+def plain_name(name: str, layers: Mapping[str, Any]) -> str | None:
+    """The name that a weight has in the model without adapters; None of a weight of an adapter."""
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        if ".".join(parts[:depth]) in layers:
+            return ".".join(parts[:depth] + parts[depth + 1 :]) if parts[depth] == "base_layer" else None
+    return name
+
+
+def merged(name: str, weight: Tensor, layers: Mapping[str, Any]) -> Tensor:
+    """The weight with what its layer's adapter adds to it, if it has one; in float32, or the weight's own wider type.
+
+    Of a sharded model all ranks call, each for its part.
+    """
+    layer = layers.get(name.removesuffix(".weight"))
+    return (
+        weight if layer is None or not name.endswith(".weight") else weight + layer.get_delta_weight(ADAPTER).detach()
+    )
+
+
+@contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """The model without its adapters: the one that was loaded."""
+    layers = adapted_layers(module).values()
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _require_targets(model: nn.Module, spec: LoraSpec) -> None:
+    """Raises `ModelError` unless every name is that of layers that can have an adapter."""
+    from transformers.pytorch_utils import Conv1D
+
+    if spec.target_modules == ALL_LINEAR:
+        return
+    modules = {name: module for name, module in model.named_modules() if name}
+    able = {name: module for name, module in modules.items() if isinstance(module, (nn.Linear, nn.Embedding, Conv1D))}
+    holders: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
+    for target in spec.target_modules:
+        found = [name for name in modules if name == target or name.endswith(f".{target}")]
+        if not found or not able.keys() >= set(found):
+            why = f"'{found[0]}' is a {type(modules[found[0]]).__name__}" if found else "no layer has that name"
+            known = nearest(target, {name.rpartition(".")[2] for name in able})
+            raise ModelError(f"lora.target_modules has '{target}', but {why}; {known}")
+        shared = set().union(*(holders[id(able[name].weight)] for name in found)) - set(found)
+        if shared:
+            raise ModelError(
+                f"lora.target_modules has '{target}', whose weights are those of '{min(shared)}' too (tied "
+                "embeddings): with an adapter they would differ, so leave it out"
+            )
