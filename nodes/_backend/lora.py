@@ -62,8 +62,11 @@ def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says that it has noticed which way round GPT-2's matrices are
         inject_adapter_in_model(peft_config(spec), model, ADAPTER)
-    for layer in adapted_layers(model).values():
-        if spec.dropout:
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # peft makes adapters of their layer's type, in which small steps round away
+            parameter.data = parameter.data.float()
+    if spec.dropout:
+        for layer in adapted_layers(model).values():
             layer.lora_dropout[ADAPTER] = UpdateDropout(spec.dropout)
     model.eval()
 
