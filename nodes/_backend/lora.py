@@ -55,13 +55,22 @@ def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> None:
 
     Raises `ModelError` for names that no layer has, and for layers that cannot have an adapter.
     """
-    from peft import inject_adapter_in_model
+    from peft import LoraConfig, TaskType, inject_adapter_in_model
 
-    _require_targets(model, spec)
+    targets = _targets(model, spec)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout,
+        target_modules=targets,
+    )  # fmt: skip
     torch.manual_seed(seed)  # on every rank the same; what dropout draws later follows from it too
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says that it has noticed which way round GPT-2's matrices are
-        inject_adapter_in_model(peft_config(spec), model, ADAPTER)
+        inject_adapter_in_model(config, model, ADAPTER)
+    if strange := adapted_layers(model).keys() ^ set(targets):
+        raise ModelError(
+            f"peft has put adapters on other layers than were asked for, as '{min(strange)}' shows: the experts of a "
+            "mixture cannot have one here. Name the layers of the attention in lora.target_modules"
+        )
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft makes adapters of their layer's type, in which small steps round away
             parameter.data = parameter.data.float()
@@ -69,16 +78,6 @@ def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> None:
         for layer in adapted_layers(model).values():
             layer.lora_dropout[ADAPTER] = UpdateDropout(spec.dropout)
     model.eval()
-
-
-def peft_config(spec: LoraSpec) -> Any:
-    """The settings as peft has them."""
-    from peft import LoraConfig, TaskType
-
-    return LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout,
-        target_modules=spec.target_modules,
-    )  # fmt: skip
 
 
 def adapted_layers(module: nn.Module) -> dict[str, Any]:
@@ -119,26 +118,33 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def _require_targets(model: nn.Module, spec: LoraSpec) -> None:
-    """Raises `ModelError` unless every name is that of layers that can have an adapter."""
+def _targets(model: Any, spec: LoraSpec) -> list[str]:
+    """Full names of the layers that get an adapter. Raises `ModelError` for a name that is not that of such layers."""
     from transformers.pytorch_utils import Conv1D
 
-    if spec.target_modules == ALL_LINEAR:
-        return
     modules = {name: module for name, module in model.named_modules() if name}
+    if spec.target_modules == ALL_LINEAR:
+        output = model.get_output_embeddings()
+        return [n for n, module in modules.items() if isinstance(module, (nn.Linear, Conv1D)) and module is not output]
     able = {name: module for name, module in modules.items() if isinstance(module, (nn.Linear, nn.Embedding, Conv1D))}
-    holders: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
+    chosen: dict[str, None] = {}
     for target in spec.target_modules:
         found = [name for name in modules if name == target or name.endswith(f".{target}")]
         if not found or not able.keys() >= set(found):
             why = f"'{found[0]}' is a {type(modules[found[0]]).__name__}" if found else "no layer has that name"
             known = nearest(target, {name.rpartition(".")[2] for name in able})
             raise ModelError(f"lora.target_modules has '{target}', but {why}; {known}")
-        shared = set().union(*(holders[id(able[name].weight)] for name in found)) - set(found)
-        if shared:
+        _require_untied(target, {name: able[name].weight for name in found}, model)
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _require_untied(target: str, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raises `ModelError` where a layer shares its weights with another: merged they would differ."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holder = name.rpartition(".")[0]
+        if holder not in weights and any(parameter is weight for weight in weights.values()):
             raise ModelError(
-                f"lora.target_modules has '{target}', whose weights are those of '{min(shared)}' too (tied "
-                "embeddings): with an adapter they would differ, so leave it out"
+                f"lora.target_modules has '{target}', whose weights are those of '{holder}' too (tied embeddings): "
+                "with an adapter they would differ, so leave it out"
             )

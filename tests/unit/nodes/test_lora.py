@@ -67,9 +67,7 @@ TARGETS: Mapping[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_engines_get_the_merged_weights_under_the_plain_names(
-    kind: str, model_folder: Callable[[str], Path]
-) -> None:
+def test_engines_get_the_merged_weights_under_the_plain_names(kind: str, model_folder: Callable[[str], Path]) -> None:
     path = kind if kind == "arith-tiny" else str(model_folder(kind))
     model = changed(training_model(spec_of(path, rank=3, alpha=5, target_modules=TARGETS[kind])))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -188,9 +186,8 @@ def test_a_reference_that_is_elsewhere_or_another_has_weights_of_its_own(
 
 def test_the_adapter_comes_back_when_the_reference_fails() -> None:
     model = training_model(spec_of(rank=2))
-    with pytest.raises(RuntimeError, match="boom"), adapters_off(model):
-        assert all(layer.disable_adapters for layer in adapted_layers(model).values())
-        raise RuntimeError("boom")
+    with pytest.raises(TypeError), adapters_off(model):
+        model(input_ids="no ids")
     assert not any(layer.disable_adapters for layer in adapted_layers(model).values())
 
 

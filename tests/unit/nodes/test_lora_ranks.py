@@ -64,7 +64,10 @@ def shard(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     for dtype in ("float32", "bfloat16"):
         targets = ["q_proj", "down_proj", "embed_tokens"]
         spec = ModelSpec(
-            path="arith-tiny", trainable=True, dtype=dtype, lora=LoraSpec(rank=3, target_modules=targets)  # type: ignore[arg-type]
+            path="arith-tiny",
+            trainable=True,
+            dtype=dtype,
+            lora=LoraSpec(rank=3, target_modules=targets),  # type: ignore[arg-type]
         )
         whole, model = (training_model(spec) for _ in range(2))
         for layer in model.model.layers:
