@@ -69,11 +69,16 @@ class LoraSpec(Settings):
     """What an adapter adds is scaled by alpha / rank; `lora_alpha` in peft."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that an update leaves out, and only an update; `lora_dropout` in peft."""
-    target_modules: (
-        Literal["all-linear"] | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-    ) = "all-linear"
+    target_modules: Literal["all-linear"] | list[Annotated[str, Field(min_length=1)]] = "all-linear"
     """Layers that get an adapter: `all-linear` is every linear layer but the output projection; or a list of names,
     such as [q_proj, v_proj]."""
+
+    @model_validator(mode="after")
+    def _some_layer_is_meant(self) -> Self:
+        if not self.target_modules or self.target_modules == [ALL_LINEAR]:
+            fact = "a list names layers, such as [q_proj, v_proj]"
+            raise SettingError("target_modules", fact, f"target_modules: {ALL_LINEAR}")
+        return self
 
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")

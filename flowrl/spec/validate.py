@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -274,6 +274,8 @@ def _fits(member: Any, data: Any) -> bool:
         return _fits(get_args(member)[0], data)
     if get_origin(member) in (Union, UnionType):
         return any(_fits(inner, data) for inner in get_args(member))
+    if get_origin(member) is Literal:
+        return data in get_args(member)
     if isinstance(member, type) and issubclass(member, BaseModel):
         tags = {n: get_args(f.annotation) for n, f in member.model_fields.items() if n in ("type", "mode")}
         return isinstance(data, dict) and all(data.get(name) in allowed for name, allowed in tags.items())
