@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -57,6 +57,30 @@ class OptimizerSpec(Settings):
     """Gradient norm above which gradients are scaled down; `.inf` switches clipping off."""
 
 
+ALL_LINEAR = "all-linear"
+
+
+class LoraSpec(Settings):
+    """Train low-rank adapters beside the frozen weights (LoRA, arXiv:2106.09685): W x becomes W x + alpha/r B A x."""
+
+    rank: int = Field(16, ge=1)
+    """Inner width of an adapter, `r` in peft."""
+    alpha: int = Field(32, ge=1)
+    """What an adapter adds is scaled by alpha / rank; `lora_alpha` in peft."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that an update leaves out, and only an update; `lora_dropout` in peft."""
+    target_modules: Literal["all-linear"] | list[Annotated[str, Field(min_length=1)]] = "all-linear"
+    """Layers that get an adapter: `all-linear` is every linear layer but the output projection; or a list of names,
+    such as [q_proj, v_proj]."""
+
+    @model_validator(mode="after")
+    def _some_layer_is_meant(self) -> Self:
+        if not self.target_modules or self.target_modules == [ALL_LINEAR]:
+            fact = "a list names layers, such as [q_proj, v_proj]"
+            raise SettingError("target_modules", fact, f"target_modules: {ALL_LINEAR}")
+        return self
+
+
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 """Names that transformers knows; beside them it takes kernels of the hub, named like models."""
 _KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
@@ -85,6 +109,8 @@ class ModelSpec(Settings):
     """Over the workers of its pool: a copy of weights and optimizer on each, or a share of them on each."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Used when the model is trainable."""
+    lora: LoraSpec | None = None
+    """Train adapters alone, and leave the weights as they are; null trains all weights."""
 
     @model_validator(mode="after")
     def _attention_is_possible(self) -> Self:
@@ -97,9 +123,32 @@ class ModelSpec(Settings):
             raise SettingError(("attn_implementation", "dtype"), fact, "attn_implementation: sdpa")
         return self
 
+    def same_weights(self, other: ModelSpec) -> bool:
+        """Whether both load the same tensors, and compute with them in the same way."""
+        keys = ("path", "revision", "dtype", "attn_implementation", "trust_remote_code")
+        return all(getattr(self, key) == getattr(other, key) for key in keys)
+
+    @model_validator(mode="after")
+    def _adapters_train(self) -> Self:
+        if self.lora is not None and not self.trainable:
+            fact = "lora says what of a model trains, and this one is frozen"
+            raise SettingError(("lora", "trainable"), fact, "trainable: true, or leave lora out")
+        return self
+
     @model_validator(mode="after")
     def _trains_in_a_wide_type(self) -> Self:
-        if self.trainable and self.dtype != "float32":
+        # Adapters are float32 whatever the type of the weights beside them.
+        if self.trainable and self.dtype != "float32" and self.lora is None:
             # A step of 1e-6 rounds away in bfloat16, and AdamW's eps of 1e-8 is 0 in float16.
             raise SettingError(("dtype", "trainable"), f"{self.dtype} is too narrow to train in", "dtype: float32")
         return self
+
+
+def base_of(name: str, models: Mapping[str, ModelSpec], trained: Collection[str]) -> str | None:
+    """Which of the models trained beside it *is* this frozen one once its adapter is switched off; None if none is.
+
+    So the reference of a policy that trains with LoRA costs no memory.
+    """
+    spec = models[name]
+    adapted = (other for other in trained if models[other].lora is not None)
+    return None if spec.trainable else next((other for other in adapted if models[other].same_weights(spec)), None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -71,6 +71,8 @@ class Context:
     """The fields that each port reads."""
     timeout: float | None = None
     """Seconds that one call may take, or one row where rows are scored alone; None is no limit."""
+    trained: Collection[str] = ()
+    """Models that a node of this worker updates."""
 
     @property
     def model_spec(self) -> ModelSpec:

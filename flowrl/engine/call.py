@@ -60,6 +60,8 @@ class WorkerSetup:
     strict_io: bool = False
     can_kill: bool = True
     """Whether rows are scored in a process that can be killed; not with `--local`."""
+    trained: tuple[str, ...] = ()
+    """Models that a node of this worker updates."""
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
         WorkerSetup(
             pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
             num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io,
-            can_kill,
+            can_kill, _trained_on(plan, pool.name),
         )
         for pool in plan.pools.values()
         for rank in range(pool.workers)
@@ -57,6 +57,11 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
 def _nodes_on(plan: Plan, pool: str) -> tuple[NodeSetup, ...]:
     nodes = [plan.graph.nodes[name] for name in plan.graph.order]
     return tuple(_setup(plan, node) for node in nodes if pool in _homes(plan, node))
+
+
+def _trained_on(plan: Plan, pool: str) -> tuple[str, ...]:
+    updates = [node for node in plan.graph.nodes.values() if node.weights == "updates" and plan.pool_of(node) == pool]
+    return tuple(node.model for node in updates if node.model is not None)
 
 
 def _homes(plan: Plan, node: BoundNode) -> Sequence[str]:

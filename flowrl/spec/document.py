@@ -17,7 +17,7 @@ from flowrl.data.mixture import Mixture
 from flowrl.data.parquet import Parquet
 from flowrl.data.python import Python
 from flowrl.data.reasoning_gym import ReasoningGym
-from flowrl.model import ModelSpec, OptimizerSpec, SettingError, Settings
+from flowrl.model import LoraSpec, ModelSpec, OptimizerSpec, SettingError, Settings
 
 _PIPELINE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 PATTERNS: Mapping[str, str] = {
@@ -270,6 +270,7 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "batch": BatchSpec,
     "models.<name>": ModelSpec,
     "models.<name>.optimizer": OptimizerSpec,
+    "models.<name>.lora": LoraSpec,
     "pools.<name>": PoolSpec,
     "nodes.<name>": NodeSpec,
     "a schedule of mode colocate_async or separate_async": AsyncSchedule,

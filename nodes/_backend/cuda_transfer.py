@@ -25,7 +25,6 @@ from flowrl.nodes._backend.weights import (
     gathered,
     kind_of,
     manifest_of,
-    named_weights,
 )
 
 
@@ -110,10 +109,10 @@ def _parts(
     module: nn.Module, dtype: str, bucket_bytes: int, update: Update
 ) -> Iterator[tuple[dict[str, Tensor], Update | None]]:
     """The tensors of each bucket; with the first one the update that it begins."""
-    manifest, weights = manifest_of(module, dtype), named_weights(module)
+    manifest = manifest_of(module, dtype)
     begins: Update | None = Update(manifest, update.transport, update.details)
     for names in cut(manifest, bucket_bytes):
-        yield gathered(weights, names, manifest), begins
+        yield gathered(module, names, manifest), begins
         begins = None
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,8 +18,10 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from flowrl.model import base_of
 from flowrl.node import Context
-from flowrl.nodes._backend.models import frozen_model, load_model, shared, use_threads
+from flowrl.nodes._backend.lora import adapters_off, training_model
+from flowrl.nodes._backend.models import frozen_model, shared, use_threads
 
 T = TypeVar("T")
 
@@ -37,11 +41,11 @@ class Trainer:
     def __init__(self, context: Context) -> None:
         spec = context.model_spec
         assert spec.trainable, "updating a frozen model is refused when the pipeline is checked"
-        self.module: nn.Module = load_model(spec, context.device)
+        self.module: nn.Module = training_model(spec, context.device, context.seed)
         self.dtype = spec.dtype
         settings = spec.optimizer
         optimizer = torch.optim.AdamW(
-            self.module.parameters(),
+            [parameter for parameter in self.module.parameters() if parameter.requires_grad],
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
@@ -95,7 +99,20 @@ def trainer_of(context: Context) -> Trainer:
 
 def model_of(context: Context) -> Any:
     """The weights that log-probabilities are read from: the training weights themselves, or those of a frozen model."""
+    policy = _policy_of(context)
+    if policy is not None:
+        return trainer_of(replace(context, model=policy)).module
     return trainer_of(context).module if context.model_spec.trainable else frozen_model(context)
+
+
+def as_loaded(context: Context, model: nn.Module) -> AbstractContextManager[None]:
+    """While `model_of` is read: a frozen model that is the base of one with adapters is so without them."""
+    return nullcontext() if _policy_of(context) is None else adapters_off(model)
+
+
+def _policy_of(context: Context) -> str | None:
+    assert context.model is not None, f"node '{context.node}' uses no model"
+    return base_of(context.model, context.models, context.trained)
 
 
 def accelerator_of(context: Context) -> Accelerator:

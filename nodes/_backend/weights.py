@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.nodes._backend.lora import adapted_layers, merged, plain_name
 from flowrl.rows import Array
 
 
@@ -72,10 +73,13 @@ class Bucket:
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that are saved with them."""
+    """Parameters, tied ones once, and the buffers that are saved with them; adapters are no weights of their own."""
     parameters = dict(module.named_parameters())
     tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    return parameters | {name: value for name, value in module.state_dict().items() if name not in tied}
+    found = parameters | {name: value for name, value in module.state_dict().items() if name not in tied}
+    layers = adapted_layers(module)
+    plain = {name: plain_name(name, layers) for name in found}
+    return {known: found[name] for name, known in plain.items() if known is not None}
 
 
 def manifest_of(module: nn.Module, dtype: str = "") -> dict[str, Kind]:
@@ -109,10 +113,12 @@ def cut(manifest: Manifest, bucket_bytes: int) -> list[list[str]]:
     return parts
 
 
-def gathered(weights: Mapping[str, Tensor], names: Sequence[str], manifest: Manifest) -> dict[str, Tensor]:
-    """These weights whole and in the manifest's type; all ranks of a sharded model call with the same names."""
-    # What is cast is a rank's own part, before it is gathered.
-    cast = {name: weights[name].detach().to(getattr(torch, manifest[name].dtype)) for name in names}
+def gathered(module: nn.Module, names: Sequence[str], manifest: Manifest) -> dict[str, Tensor]:
+    """These weights whole, adapters merged, in the manifest's type; all ranks of a sharded model call with the same."""
+    weights, layers = named_weights(module), adapted_layers(module)
+    # What is merged and cast is a rank's own part, before it is gathered.
+    own = {name: merged(name, weights[name].detach(), layers) for name in names}
+    cast = {name: tensor.to(getattr(torch, manifest[name].dtype)) for name, tensor in own.items()}
     return {name: _whole(tensor).contiguous() for name, tensor in cast.items()}
 
 
@@ -122,11 +128,11 @@ def buckets(module: nn.Module, dtype: str, bucket_bytes: int, verify: bool = Fal
     On a CPU and without a cast they share the model's memory: load them before the next update. Every rank of a
     sharded model goes through all buckets, in step.
     """
-    manifest, weights = manifest_of(module, dtype), named_weights(module)
+    manifest = manifest_of(module, dtype)
     parts = cut(manifest, bucket_bytes)
     for position, names in enumerate(parts):
         begins = Update(manifest) if position == 0 else None
-        yield packed(gathered(weights, names, manifest), verify, begins, position + 1 == len(parts))
+        yield packed(gathered(module, names, manifest), verify, begins, position + 1 == len(parts))
 
 
 def packed(tensors: Mapping[str, Tensor], verify: bool, begins: Update | None = None, ends: bool = True) -> Bucket:

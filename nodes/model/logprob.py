@@ -39,6 +39,7 @@ class Logprob(Node):
         import torch
 
         from flowrl.nodes._backend.logprob import token_log_probs
+        from flowrl.nodes._backend.trainer import as_loaded
 
         num_ranks, rank = self._context.num_ranks, self._context.rank
         prompts, responses = prompt_ids.jagged, response_ids.jagged
@@ -46,7 +47,7 @@ class Logprob(Node):
         found = np.zeros(len(responses.values), dtype=np.float32)
         for micro in plan_micro_batches(costs, num_ranks, rank, self.max_tokens_per_microbatch):
             index = np.sort(micro.rows)
-            with torch.inference_mode():
+            with as_loaded(self._context, self._model), torch.inference_mode():
                 log_probs, _ = token_log_probs(
                     self._model, prompts.take(index), responses.take(index), temperature.value
                 )

@@ -11,6 +11,7 @@ from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.plan import Plan
 from flowrl.graph.pools import Pool
+from flowrl.graph.show.adapters import adapter_lines
 from flowrl.graph.show.text import gate_in_words, human_bytes, human_flops, listed, table, wrapped
 from flowrl.graph.sizes.architecture import Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
@@ -30,6 +31,7 @@ def as_plan(plan: Plan, lengths: StepLengths | None = None) -> str:
         *([*_node_lines(plan, name, columns)] for name in (DATA, *plan.graph.order)),
         [*_fields(plan, sizes)],
         [*_batch(sizes)],
+        [*adapter_lines(plan, sizes)],
         [*_memory(plan, sizes)],
         [*_compute(plan, sizes)],
         [*_syncs(sizes)],

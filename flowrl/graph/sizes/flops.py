@@ -5,7 +5,8 @@ A token that goes through the layers costs 2 operations (multiply, add) for each
 al. 2020, arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B. Both count attention over the whole
 sequence; here a token attends to those before it, so its context is on average half of that.) A token whose logits
 are computed costs 2 x hidden x vocabulary more: that is each response token's predecessor, not the rest of the prompt.
-A backward pass costs two forward passes. Embeddings, norms, softmax and the optimizer are not counted.
+A backward pass costs two forward passes. Where only adapters train (LoRA) weights have no gradients, and it costs one,
+but of attention two. Adapters, embeddings, norms, softmax and the optimizer are not counted.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ class Work:
     num_logits: int
     """Tokens whose logits are computed."""
     num_passes: int
-    """1 for a forward pass, 3 with its backward pass, times the epochs."""
+    """1 for a forward pass, 3 with its backward pass, 2 where only adapters train; times the epochs."""
     flops: int | Unknown
     """Unknown where the model is; 0 where a script takes its place."""
 
 
 def work(
-    node: str, model: str, architecture: Architecture | Unknown, prompts: int, rows: int, lengths: Lengths, times: int
-) -> Work:
+    node: str, model: str, architecture: Architecture | Unknown, prompts: int, rows: int, lengths: Lengths, times: int,
+    attention_times: int | None = None,
+) -> Work:  # fmt: skip
     """Reading `prompts` prompts and `rows` responses; the last token of a response predicts nothing and is not read."""
     prompt, fed = lengths.prompt_tokens, lengths.response_tokens - 1
     tokens = prompts * prompt + rows * fed
@@ -46,15 +48,19 @@ def work(
     flops: int | Unknown = architecture if isinstance(architecture, Unknown) else 0
     if isinstance(architecture, Architecture):
         width = architecture.num_heads * architecture.head_dim
-        layers = 2 * architecture.num_layer_weights * tokens + 4 * architecture.num_layers * width * attended
-        flops = round(times * (layers + 2 * architecture.hidden * architecture.vocabulary * logits))
+        weights = 2 * (architecture.num_layer_weights * tokens + architecture.hidden * architecture.vocabulary * logits)
+        attention = 4 * architecture.num_layers * width * attended
+        flops = round(times * weights + (attention_times or times) * attention)
     return Work(node, model, tokens, attended, logits, times, flops)
 
 
-def work_of_passes(cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths) -> Work:
-    """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch)."""
-    times = 3 * cut.epochs if cut.updates else 1
-    return work(cut.node, model, architecture, cut.prompts_read, cut.rows_read, lengths, times)
+def work_of_passes(
+    cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths, adapters: bool = False
+) -> Work:
+    """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch), of `adapters` alone."""
+    times = (2 if adapters else 3) * cut.epochs if cut.updates else 1
+    attention = 3 * cut.epochs if cut.updates else 1
+    return work(cut.node, model, architecture, cut.prompts_read, cut.rows_read, lengths, times, attention)
 
 
 def work_of_rollout(

@@ -197,7 +197,8 @@ def _work(
         assert node.model is not None, "a node that works on weights names a model"
         model, own = models[node.model], lengths.of(name)
         if isinstance(cut, Passes):
-            found.append(work_of_passes(cut, node.model, model, own))
+            adapters = plan.document.models[node.model].lora is not None
+            found.append(work_of_passes(cut, node.model, model, own, adapters))
         elif holds_engine(node):
             found.append(work_of_rollout(name, node.model, model, batch.prompts, batch.group, own))
     return found

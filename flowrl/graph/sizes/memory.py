@@ -16,11 +16,12 @@ from fractions import Fraction
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.pools import Pool, physical_name
 from flowrl.graph.sizes import lengths as names
+from flowrl.graph.sizes.adapters import ADAPTER_BYTES, num_trained
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.lengths import Lengths, StepLengths, holds_engine
 from flowrl.graph.words import count
-from flowrl.model import ModelSpec
+from flowrl.model import ModelSpec, base_of
 from flowrl.spec.document import PoolSpec
 
 GIB = 2**30
@@ -104,24 +105,25 @@ def held(
 ) -> Iterator[Share]:
     """What the models of these nodes, all of them of this pool, hold on each of its workers.
 
-    Nodes that train or read a model share one copy of it; rollouts have a copy in each engine.
+    Nodes that train or read a model share one copy of it, and so does the reference of a model trained with LoRA;
+    rollouts have a copy in each engine.
     """
     nodes = list(nodes)
+    trained = [name for name in specs if any(node.weights == "updates" and node.model == name for node in nodes)]
     for name, spec in specs.items():
         mine, model = [node for node in nodes if node.model == name], models[name]
         if isinstance(model, Unknown):
             continue
         roles = {node.weights for node in mine}
-        if roles & {"updates", "reads"}:
+        policy = base_of(name, specs, trained)
+        if policy is not None and "reads" in roles:
+            yield Share(name, "weights", 0, f"those of {policy}, its adapter off")
+        elif roles & {"updates", "reads"}:
             workers = pool.workers if spec.parallel == "fsdp2" else 1
             split = f" / {workers} workers (fsdp2)" if spec.parallel == "fsdp2" else ", whole on each worker (ddp)"
-            kinds = {"weights": 1, "gradients": 1, "AdamW": ADAMW_MOMENTS} if "updates" in roles else {"weights": 1}
-            for what, copies in kinds.items():
-                width = WIDTH[spec.dtype] * copies
-                share = -(-model.num_parameters // workers) * width
-                yield Share(
-                    name, what, share, f"{model.num_parameters:,} x {width} B{split}", sharded=spec.parallel == "fsdp2"
-                )
+            for what, num, width in _kept(spec, model, "updates" in roles):
+                size, how = -(-num // workers) * width, f"{num:,} x {width} B{split}"
+                yield Share(name, what, size, how, sharded=spec.parallel == "fsdp2")
         engines = {
             tuple(str(getattr(node.node, key, "")) for key in names.ENGINE_SETTINGS): node
             for node in mine
@@ -130,6 +132,17 @@ def held(
         if engines:
             own = [_copy(node, spec, model) for node in engines.values()]
             yield Share(name, "engine", sum(size for size, _ in own), " + ".join(how for _, how in own))
+
+
+def _kept(spec: ModelSpec, model: Architecture, updates: bool) -> Iterator[tuple[str, int, int]]:
+    """What one copy of a model consists of: its name, how many numbers, and the bytes of each."""
+    yield "weights", model.num_parameters, WIDTH[spec.dtype]
+    if updates:
+        num, width = num_trained(model, spec), WIDTH[spec.dtype] if spec.lora is None else ADAPTER_BYTES
+        if spec.lora is not None:
+            yield "adapter", num, width
+        yield "gradients", num, width
+        yield "AdamW", num, width * ADAMW_MOMENTS
 
 
 def _copy(node: BoundNode, spec: ModelSpec, model: Architecture) -> tuple[int, str]:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.model import ModelSpec
+from flowrl.model import LoraSpec, ModelSpec
 from flowrl.model_files import ASSETS
 from flowrl.node import Context
 from flowrl.nodes._backend.chat import ChatFormat
 from flowrl.nodes._backend.engine import Completion, Request, Sampling
 from flowrl.nodes._backend.logprob import token_log_probs
+from flowrl.nodes._backend.lora import training_model
 from flowrl.nodes._backend.models import load_model
 from flowrl.nodes._backend.vllm_engine import VllmEngine
 from flowrl.nodes._backend.vllm_start import make_engine
@@ -122,6 +123,14 @@ def test_after_a_sync_greedy_outputs_are_the_trainers(engine: VllmEngine, traine
     assert ids == greedy_of(trained, [len(each) for each in ids])
     assert engine.version() == 7
     assert {int(version) for each in after for version in each.versions} == {7}
+
+
+def test_adapters_arrive_merged(engine: VllmEngine) -> None:
+    model = changed(training_model(ModelSpec(path="arith-tiny", trainable=True, lora=LoraSpec(rank=4))), 5)
+    sync(engine, buckets(model, "float32", 150_000, verify=True), 8)
+    after = answers(engine)
+    ids = [each.ids.tolist() for each in after]
+    assert ids == greedy_of(model, [len(each) for each in ids])
 
 
 def test_what_the_old_weights_had_computed_is_forgotten(engine: VllmEngine, trained: Any) -> None:

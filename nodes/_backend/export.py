@@ -1,0 +1,55 @@
+"""A trained model as files that other programs load: whole, its adapters merged, or an adapter alone as peft has it.
+
+Both take the model as its trainer has it (`lora.training_model`, with the trained weights loaded), in one piece.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.model import ModelSpec
+from flowrl.model_files import local_folder
+from flowrl.nodes._backend.lora import ADAPTER, adapted_layers, merged
+from flowrl.nodes._backend.models import folder_of, load_tokenizer
+
+
+def save_model(module: Any, spec: ModelSpec, folder: Path) -> None:
+    """Write weights, configuration and tokenizer as `from_pretrained` and vLLM read them, in the spec's type.
+
+    Adapters are merged into `module` itself, which has none afterwards: a large model is not in memory twice.
+    """
+    fold_in(module)
+    module.save_pretrained(folder)
+    load_tokenizer(spec).save_pretrained(folder)
+
+
+def save_adapter(module: Any, spec: ModelSpec, folder: Path) -> None:
+    """Write the adapter as `PeftModel.from_pretrained` and vLLM read it; it names the model that it belongs to."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    assert spec.lora is not None, "a model without an adapter is saved whole"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = module.peft_config[ADAPTER]
+    is_here = local_folder(spec.path) is not None or spec.path != folder_of(spec)
+    config.base_model_name_or_path = str(Path(folder_of(spec)).resolve()) if is_here else spec.path
+    config.revision = spec.revision
+    config.inference_mode = True
+    config.save_pretrained(folder)
+    found = get_peft_model_state_dict(module, adapter_name=ADAPTER, save_embedding_layers=False)
+    tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def fold_in(module: nn.Module) -> None:
+    """Add to every weight what its adapter adds, as engines get it, and take the adapters out."""
+    for name, layer in adapted_layers(module).items():
+        base = layer.base_layer
+        base.weight.copy_(merged(f"{name}.weight", base.weight, {name: layer}))
+        parent, _, child = name.rpartition(".")
+        setattr(module.get_submodule(parent), child, base)
