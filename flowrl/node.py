@@ -41,6 +41,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "pure": (False, True),
     "device": get_args(Device),
     "compares_samples": (False, True),
+    "takes_shards": (False, True),
 }
 """The class attributes that say what kind of node it is, with the values that they take."""
 
@@ -71,6 +72,13 @@ class Context:
     """The fields that each port reads."""
     timeout: float | None = None
     """Seconds that one call may take, or one row where rows are scored alone; None is no limit."""
+    optimizer_steps: Mapping[str, int] = field(default_factory=dict)
+    """Optimizer steps that each trained model takes in the whole run, where every mini-batch takes one."""
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Of the node's model; 0 where nobody has counted them."""
+        return self.optimizer_steps.get(self.model or "", 0)
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -96,6 +104,9 @@ class Node(Settings):
     """Which pools are allowed."""
     compares_samples: ClassVar[bool] = False
     """Compares a sample with the others of its group, so that a group of one carries no signal."""
+    takes_shards: ClassVar[bool] = False
+    """Of a node that reads or updates: works on a share of the weights (`parallel: fsdp2`), and so calls its model as
+    often on every rank."""
     toy_model: ClassVar[str] = "arith-tiny"
     """Model, by name or folder, with which a node that uses one can be tried on toy batches."""
     input_ports: ClassVar[Mapping[str, Port]] = {}

@@ -60,6 +60,8 @@ class WorkerSetup:
     strict_io: bool = False
     can_kill: bool = True
     """Whether rows are scored in a process that can be killed; not with `--local`."""
+    optimizer_steps: Mapping[str, int] = field(default_factory=dict)
+    """Optimizer steps of each trained model in the whole run."""
 
     @property
     def name(self) -> str:

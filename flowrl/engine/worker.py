@@ -51,7 +51,7 @@ class Worker:
         setup = self.setup
         return Context(
             spec.name, spec.model, setup.models, setup.rank, setup.num_ranks, setup.device, setup.seed,
-            setup.num_threads, self.shared, spec.reads, spec.timeout,
+            setup.num_threads, self.shared, spec.reads, spec.timeout, setup.optimizer_steps,
         )  # fmt: skip
 
     def close(self) -> None:

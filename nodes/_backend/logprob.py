@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flowrl.nodes._backend.losses import entropy_of
+from flowrl.nodes._backend.parallel import is_sharded
 from flowrl.rows import Jagged
 
 Entropy = Literal["none", "value", "gradient"]
@@ -84,13 +85,18 @@ def _shared_logits(model: nn.Module, prompts: Jagged, responses: Jagged, cache: 
     chosen = torch.from_numpy(index).to(output.logits.device)
     logits: Tensor = output.logits[:, -1].index_select(0, chosen)
     width = int(responses.lengths.max(initial=0))
+    if is_sharded(model):
+        width = max(width, 2)  # ranks call the model equally often, or they would wait for each other for ever
     if width > 1:
         for layer in output.past_key_values.layers:
             # `batch_select_indices` indexes, and the backward pass of that adds up in an order that varies with threads
             layer.keys, layer.values = (part.index_select(0, chosen) for part in (layer.keys, layer.values))
         column = np.arange(width - 1)
         fed = column < (responses.lengths - 1)[:, None]
-        ids_fed = Jagged(_flat(responses), responses.offsets - responses.offsets[0]).padded()[:, :-1] * fed
+        ids_fed = np.zeros(fed.shape, dtype=np.int64)
+        ids_fed[fed] = np.delete(
+            _flat(responses), responses.offsets[1:][responses.lengths > 0] - responses.offsets[0] - 1
+        )
         output = _call(model, ids_fed, np.concatenate([mask[index], fed], axis=1), width - 1, options)
         # Row by row: the token after the prompt, then those after each response token that was fed.
         logits = torch.cat([logits.unsqueeze(1), output.logits], dim=1).flatten(0, 1)
@@ -114,8 +120,10 @@ def _empty_cache(model: nn.Module) -> Any:
     from transformers import DynamicCache, PretrainedConfig
     from transformers.cache_utils import DynamicLayer
 
-    config = getattr(getattr(model, "module", model), "config", None)
-    if not isinstance(config, PretrainedConfig):
+    module = getattr(model, "module", model)
+    config = getattr(module, "config", None)
+    # Layers that are computed again in the backward pass take no cache.
+    if not isinstance(config, PretrainedConfig) or getattr(module, "is_gradient_checkpointing", False):
         return None
     cache = DynamicCache(config=config)
     return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None

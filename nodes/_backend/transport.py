@@ -12,7 +12,8 @@ from torch import nn
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Wanted
 from flowrl.nodes._backend.models import shared
-from flowrl.nodes._backend.weights import Bucket, WeightsError, buckets, is_sharded
+from flowrl.nodes._backend.parallel import is_sharded
+from flowrl.nodes._backend.weights import Bucket, WeightsError, buckets
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Logprob(Node):
 
     weights = "reads"
     device = "accelerator"
+    takes_shards = True
 
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory and changes no value."""
@@ -36,9 +37,8 @@ class Logprob(Node):
         self._context, self._model = context, model_of(context)
 
     def run(self, prompt_ids: PromptToken[int], response_ids: Token[int], temperature: Step[float]) -> Out:
-        import torch
-
         from flowrl.nodes._backend.logprob import token_log_probs
+        from flowrl.nodes._backend.parallel import without_gradients
 
         num_ranks, rank = self._context.num_ranks, self._context.rank
         prompts, responses = prompt_ids.jagged, response_ids.jagged
@@ -46,7 +46,7 @@ class Logprob(Node):
         found = np.zeros(len(responses.values), dtype=np.float32)
         for micro in plan_micro_batches(costs, num_ranks, rank, self.max_tokens_per_microbatch):
             index = np.sort(micro.rows)
-            with torch.inference_mode():
+            with without_gradients(self._model):
                 log_probs, _ = token_log_probs(
                     self._model, prompts.take(index), responses.take(index), temperature.value
                 )

@@ -27,6 +27,7 @@ class Policy(Node):
     weights = "updates"
     pure = False
     device = "accelerator"
+    takes_shards = True
 
     minibatch: int = Field(ge=1)
     """Prompts of one optimizer step."""
@@ -138,7 +139,6 @@ class Policy(Node):
         plan = plan_micro_batches(
             batch.costs, self._context.num_ranks, self._context.rank, self.max_tokens_per_microbatch
         )
-        learning_rate = self._trainer.learning_rate
 
         def share(model: Any, micro: MicroBatch) -> Tensor:
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
@@ -148,9 +148,10 @@ class Policy(Node):
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         if not update.skipped:
             metric("actor/grad_norm", lead * update.grad_norm, lead)
+            metric("actor/grad_clipped", lead * update.clipped, lead)
             self._changed = True
         metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
-        metric("actor/lr", learning_rate, reduce="last")
+        metric("actor/lr", update.learning_rate, reduce="last")
         if self._trainer.num_skipped >= self.max_skipped:
             raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
 
