@@ -188,10 +188,13 @@ class Node(Settings):
         return 1
 
     def sleep(self) -> None:
-        """Of a node that generates: leave the device's memory to the training that shares it, until `wake`."""
+        """Leave the device's memory to others until `wake`.
+
+        On shared workers nodes that generate sleep while others compute with a model, and the other way round.
+        """
 
     def wake(self) -> None:
-        """Of a node that generates: be ready again, under the weights of the last sync."""
+        """Be ready again; of a node that generates: under the weights of the last sync."""
 
     def rows_per_call(self) -> int:
         """Of a node whose rows are scored alone: how many `run` takes at once, where that is cheaper.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flowrl.nodes._backend.losses import entropy_of
-from flowrl.nodes._backend.parallel import is_sharded
+from flowrl.nodes._backend.weights import is_sharded
 from flowrl.rows import Jagged
 
 Entropy = Literal["none", "value", "gradient"]

@@ -11,19 +11,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from flowrl.model import ModelSpec
 from flowrl.node import Context
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a rank holds only its share of the weights, so that all ranks must call and gather together."""
-    return isinstance(model, FSDPModule)
 
 
 def will_be_sharded(spec: ModelSpec, context: Context) -> bool:
@@ -98,6 +93,17 @@ def gradients_kept(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor in one piece: every rank takes part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def move(module: nn.Module, optimizer: Optimizer | None, device: str) -> None:
+    """Take weights and optimizer to host memory, or back to the device; between steps there is no gradient. Unproven.
+
+    Tensors stay the same objects, which optimizers and data parallelism hold on to.
+    """
+    if isinstance(module, FSDPModule):
+        module.to(device)
+    else:
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.to(device)
+    for state in optimizer.state.values() if optimizer is not None else ():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim:  # counters of steps are on the host always
+                state[name] = value.to(device)

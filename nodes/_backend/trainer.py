@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from flowrl.node import Context
 from flowrl.nodes._backend.models import checkpoint_layers, frozen_model, load_model, shared, use_threads
 from flowrl.nodes._backend.optimizer import make_optimizer, make_scheduler
-from flowrl.nodes._backend.parallel import compute_in, copied, gradients_kept, shard, whole, will_be_sharded
+from flowrl.nodes._backend.parallel import compute_in, copied, gradients_kept, move, shard, will_be_sharded
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class Trainer:
                 torch.autograd.backward(share(self.model, micro_batch) * self._num_ranks)
         learning_rate = self.learning_rate
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-        norm = whole(get_total_norm(gradients))  # the same on all ranks, which so decide alike
+        norm = get_total_norm(gradients)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # the same on all ranks, which decide alike
         skipped = not bool(torch.isfinite(norm))
         if not skipped:
             clip_grads_with_norm_(self.module.parameters(), self._max_grad_norm, norm)
@@ -113,3 +115,14 @@ def trainer_of(context: Context) -> Trainer:
 def model_of(context: Context) -> Any:
     """The weights that log-probabilities are read from: the training weights themselves, or those of a frozen model."""
     return trainer_of(context).module if context.model_spec.trainable else frozen_model(context)
+
+
+def place(context: Context, awake: bool) -> None:
+    """Keep the context's model on its device, or in host memory while others need that, if the model is to be moved."""
+    spec, on_device = context.model_spec, shared(context, "on device", lambda: [True])
+    if not spec.offload or context.device == "cpu" or on_device == [awake]:
+        return
+    optimizer = trainer_of(context).optimizer if spec.trainable else None
+    move(model_of(context), optimizer, context.device if awake else "cpu")
+    torch.cuda.empty_cache()
+    on_device[:] = [awake]

@@ -12,8 +12,7 @@ from torch import nn
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Wanted
 from flowrl.nodes._backend.models import shared
-from flowrl.nodes._backend.parallel import is_sharded
-from flowrl.nodes._backend.weights import Bucket, WeightsError, buckets
+from flowrl.nodes._backend.weights import Bucket, WeightsError, buckets, is_sharded
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.nodes._backend.parallel import whole
 from flowrl.rows import Array
 
 
@@ -92,6 +91,11 @@ def kind_of(tensor: Tensor) -> Kind:
     return Kind(name_of(tensor.dtype), tuple(tensor.shape))
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a rank holds only its part of some weight, so that all ranks must gather together."""
+    return any(hasattr(value, "full_tensor") for value in named_weights(module).values())
+
+
 def cut(manifest: Manifest, bucket_bytes: int) -> list[list[str]]:
     """Names for each bucket, in the model's order; a tensor larger than a bucket is alone in one of its own."""
     parts: list[list[str]] = [[]]
@@ -109,7 +113,7 @@ def gathered(weights: Mapping[str, Tensor], names: Sequence[str], manifest: Mani
     """These weights whole and in the manifest's type; all ranks of a sharded model call with the same names."""
     # What is cast is a rank's own part, before it is gathered.
     cast = {name: weights[name].detach().to(getattr(torch, manifest[name].dtype)) for name in names}
-    return {name: whole(tensor).contiguous() for name, tensor in cast.items()}
+    return {name: _whole(tensor).contiguous() for name, tensor in cast.items()}
 
 
 def buckets(module: nn.Module, dtype: str, bucket_bytes: int, verify: bool = False) -> Iterator[Bucket]:
@@ -151,6 +155,13 @@ def array_of(tensor: Tensor) -> Array:
     tensor = tensor.cpu().contiguous()
     array: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor (`DTensor`) in one piece: every rank takes part."""
+    gather = getattr(tensor, "full_tensor", None)
+    whole: Tensor = tensor if gather is None else gather()
+    return whole
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -8,22 +8,20 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.node import Context, Node
+from flowrl.node import Context
+from flowrl.nodes._backend.model_node import ModelNode
 from flowrl.nodes._backend.partition import plan_micro_batches, shards
 from flowrl.rows import Jagged
 
 
-class Logprob(Node):
+class Logprob(ModelNode):
     """Score every response token with the model's training weights, or with those of a frozen reference."""
 
     weights = "reads"
-    device = "accelerator"
-    takes_shards = True
 
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory and changes no value."""
 
-    _context: Context = PrivateAttr()
     _model: Any = PrivateAttr()
 
     class Out(NamedTuple):

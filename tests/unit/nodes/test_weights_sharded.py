@@ -17,8 +17,8 @@ def send(rank: int, port: int, results: Any) -> None:
     from flowrl.model import ModelSpec
     from flowrl.node import Context
     from flowrl.nodes._backend.models import load_model
-    from flowrl.nodes._backend.parallel import is_sharded
     from flowrl.nodes._backend.transport import stream
+    from flowrl.nodes._backend.weights import is_sharded
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
