@@ -37,7 +37,7 @@ def make_optimizer(module: nn.Module, spec: OptimizerSpec) -> Optimizer:
         raise OptimizerError(f"optimizer {spec.type} computes the loss several times in a step: take another one")
     try:
         return kind(parameter_groups(module, spec), **settings)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise OptimizerError(f"optimizer {spec.type} cannot be made with {settings}: {error}") from error
 
 
