@@ -40,21 +40,53 @@ def default_values(cls: type[BaseModel], only: str = "") -> dict[str, Any]:
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+OPTIMIZER_PATTERN = r"^(adamw|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
 
 
 class OptimizerSpec(Settings):
-    """AdamW and the limit on the gradient norm."""
+    """How a model is trained: its optimizer, the learning rate over the run, and the limit on the gradient norm."""
 
+    type: str = Field("adamw", pattern=OPTIMIZER_PATTERN)
+    """`adamw`, or the import path of any torch optimizer, such as `torch.optim:SGD`."""
     lr: float = Field(1.0e-6, gt=0)
-    """Learning rate."""
+    """Learning rate; what it is at most, where a schedule changes it."""
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False)
-    """Decay of the running means of the gradient and of its square."""
+    """AdamW: decay of the running means of the gradient and of its square."""
     eps: float = Field(1.0e-8, gt=0)
-    """Added to the denominator of the update."""
+    """AdamW: added to the denominator of the update."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    """Weight decay of matrices; biases and the weights of norms have none."""
+    decay_vectors: bool = False
+    """Let biases and the weights of norms, all parameters of fewer than two dimensions, decay too."""
+    options: dict[str, Any] = Field({})
+    """Further arguments of the optimizer by their names there, such as `momentum: 0.9`."""
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True)
     """Gradient norm above which gradients are scaled down; `.inf` switches clipping off."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: the same, or falling until the last optimizer step of the run."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the learning rate rises to `lr`."""
+    min_lr_rate: float = Field(0.0, ge=0, le=1)
+    """What a falling learning rate ends at, as a share of `lr`."""
+
+    @model_validator(mode="after")
+    def _options_have_no_key_of_their_own(self) -> Self:
+        own = {"lr", "weight_decay"} | ({"betas", "eps"} if self.type == "adamw" else set())
+        if doubled := sorted(own & self.options.keys()):
+            raise SettingError("options", f"{doubled[0]} has a key of its own beside options", f"{doubled[0]}: ...")
+        given = [key for key in ("betas", "eps") if getattr(self, key) != type(self).model_fields[key].default]
+        if given and self.type != "adamw":
+            fact, value = f"{given[0]} is a setting of adamw", getattr(self, given[0])
+            shown = list(value) if isinstance(value, tuple) else value
+            raise SettingError((given[0], "type"), fact, f"options: {{{given[0]}: {shown}}}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_falling_rate_has_a_floor(self) -> Self:
+        if self.min_lr_rate and self.schedule == "constant":
+            fact = "min_lr_rate is where a falling learning rate ends, and a constant one does not fall"
+            raise SettingError(("min_lr_rate", "schedule"), fact, "schedule: cosine")
+        return self
 
 
 ALL_LINEAR = "all-linear"
@@ -107,6 +139,12 @@ class ModelSpec(Settings):
     """Whether Python files that come with the model may be run."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """Over the workers of its pool: a copy of weights and optimizer on each, or a share of them on each."""
+    mixed_precision: Literal["bfloat16"] | None = None
+    """Type that a trained model computes in; weights, gradients and optimizer stay float32. null computes in that."""
+    gradient_checkpointing: bool = False
+    """Keep the inputs of layers only, and compute each layer again in the backward pass: less memory, more time."""
+    offload: bool = False
+    """Keep weights and optimizer in host memory while an engine generates on the same GPU."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Used when the model is trainable."""
     lora: LoraSpec | None = None
@@ -118,9 +156,10 @@ class ModelSpec(Settings):
         if asked not in ATTENTION and not _KERNEL.fullmatch(asked):
             fact = f"transformers has no attention called '{asked}'"
             raise SettingError("attn_implementation", fact, nearest(asked, ATTENTION))
-        if asked.startswith("flash_") and self.dtype == "float32":
+        if asked.startswith("flash_") and self.dtype == "float32" and self.mixed_precision is None:
             fact = f"{asked} computes in 16 bits, not in float32"
-            raise SettingError(("attn_implementation", "dtype"), fact, "attn_implementation: sdpa")
+            narrow = "mixed_precision: bfloat16" if self.trainable else "dtype: bfloat16"
+            raise SettingError(("attn_implementation", "dtype"), fact, f"attn_implementation: sdpa, or {narrow}")
         return self
 
     def same_weights(self, other: ModelSpec) -> bool:
@@ -140,7 +179,18 @@ class ModelSpec(Settings):
         # Adapters are float32 whatever the type of the weights beside them.
         if self.trainable and self.dtype != "float32" and self.lora is None:
             # A step of 1e-6 rounds away in bfloat16, and AdamW's eps of 1e-8 is 0 in float16.
-            raise SettingError(("dtype", "trainable"), f"{self.dtype} is too narrow to train in", "dtype: float32")
+            fix = "dtype: float32, with mixed_precision: bfloat16 to compute in 16 bits"
+            raise SettingError(("dtype", "trainable"), f"{self.dtype} is too narrow to train in", fix)
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_trains_is_told_how(self) -> Self:
+        if not self.trainable and self.mixed_precision is not None:
+            fact = "mixed_precision keeps weights that train in float32, and this model does not train"
+            raise SettingError(("mixed_precision", "trainable"), fact, f"dtype: {self.mixed_precision}")
+        if not self.trainable and self.gradient_checkpointing:
+            fact = "gradient_checkpointing has no effect: this model does not train"
+            raise SettingError(("gradient_checkpointing", "trainable"), fact, "gradient_checkpointing: false")
         return self
 
 

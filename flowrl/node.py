@@ -41,6 +41,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "pure": (False, True),
     "device": get_args(Device),
     "compares_samples": (False, True),
+    "takes_shards": (False, True),
 }
 """The class attributes that say what kind of node it is, with the values that they take."""
 
@@ -73,6 +74,13 @@ class Context:
     """Seconds that one call may take, or one row where rows are scored alone; None is no limit."""
     trained: Collection[str] = ()
     """Models that a node of this worker updates."""
+    optimizer_steps: Mapping[str, int] = field(default_factory=dict)
+    """Optimizer steps that each trained model takes in the whole run, where every mini-batch takes one."""
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Of the node's model; 0 where nobody has counted them."""
+        return self.optimizer_steps.get(self.model or "", 0)
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -98,6 +106,9 @@ class Node(Settings):
     """Which pools are allowed."""
     compares_samples: ClassVar[bool] = False
     """Compares a sample with the others of its group, so that a group of one carries no signal."""
+    takes_shards: ClassVar[bool] = False
+    """Of a node that reads or updates: works on a share of the weights (`parallel: fsdp2`), and so calls its model as
+    often on every rank."""
     toy_model: ClassVar[str] = "arith-tiny"
     """Model, by name or folder, with which a node that uses one can be tried on toy batches."""
     input_ports: ClassVar[Mapping[str, Port]] = {}
@@ -194,10 +205,13 @@ class Node(Settings):
         return 1
 
     def sleep(self) -> None:
-        """Of a node that generates: leave the device's memory to the training that shares it, until `wake`."""
+        """Leave the device's memory to others until `wake`.
+
+        On shared workers nodes that generate sleep while others compute with a model, and the other way round.
+        """
 
     def wake(self) -> None:
-        """Of a node that generates: be ready again, under the weights of the last sync."""
+        """Be ready again; of a node that generates: under the weights of the last sync."""
 
     def rows_per_call(self) -> int:
         """Of a node whose rows are scored alone: how many `run` takes at once, where that is cheaper.

@@ -62,6 +62,8 @@ class WorkerSetup:
     """Whether rows are scored in a process that can be killed; not with `--local`."""
     trained: tuple[str, ...] = ()
     """Models that a node of this worker updates."""
+    optimizer_steps: Mapping[str, int] = field(default_factory=dict)
+    """Optimizer steps of each trained model in the whole run."""
 
     @property
     def name(self) -> str:

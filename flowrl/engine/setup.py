@@ -10,6 +10,7 @@ from flowrl.engine.call import NodeSetup, WorkerSetup
 from flowrl.functions import code_named_in
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes.batches import optimizer_steps
 
 LOOPBACK = "127.0.0.1"
 """Where everything listens in a cluster that a run starts."""
@@ -42,12 +43,12 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
     """
     with_models = sum(pool.workers for pool in plan.pools.values() if pool.holds_model)
     num_threads = max(1, num_cores // max(1, with_models))
-    document = plan.document
+    document, steps = plan.document, optimizer_steps(plan)
     return [
         WorkerSetup(
             pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
             num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io,
-            can_kill, _trained_on(plan, pool.name),
+            can_kill, _trained_on(plan, pool.name), steps,
         )
         for pool in plan.pools.values()
         for rank in range(pool.workers)

@@ -51,7 +51,7 @@ class Worker:
         setup = self.setup
         return Context(
             spec.name, spec.model, setup.models, setup.rank, setup.num_ranks, setup.device, setup.seed,
-            setup.num_threads, self.shared, spec.reads, spec.timeout, setup.trained,
+            setup.num_threads, self.shared, spec.reads, spec.timeout, setup.trained, setup.optimizer_steps,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -129,12 +129,18 @@ class Worker:
             yield self._output(spec, out, inputs.rows)
 
     def _share_device(self, node: Node) -> None:
-        """Before a model computes here the engines leave it the device's memory; before they generate they are back."""
+        """Nodes that generate and nodes that otherwise compute with models take turns with the device's memory."""
         asleep = node.weights != "generates"
-        if node.weights is not None and asleep != self.asleep:
-            for engine in (other for other in self.nodes.values() if other.weights == "generates"):
-                engine.sleep() if asleep else engine.wake()
-            self.asleep = asleep
+        if node.weights is None or asleep == self.asleep:
+            return
+        holders = [other for other in self.nodes.values() if other.weights in ("generates", "reads", "updates")]
+        for other in holders:
+            if (other.weights == "generates") == asleep:
+                other.sleep()
+        for other in holders:
+            if (other.weights == "generates") != asleep:
+                other.wake()
+        self.asleep = asleep
 
     def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
         chosen = [take_groups(project(part, spec.fields_read), call.uids) for part in parts]

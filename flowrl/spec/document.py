@@ -17,12 +17,13 @@ from flowrl.data.mixture import Mixture
 from flowrl.data.parquet import Parquet
 from flowrl.data.python import Python
 from flowrl.data.reasoning_gym import ReasoningGym
-from flowrl.model import LoraSpec, ModelSpec, OptimizerSpec, SettingError, Settings
+from flowrl.model import OPTIMIZER_PATTERN, LoraSpec, ModelSpec, OptimizerSpec, SettingError, Settings
 
 _PIPELINE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 PATTERNS: Mapping[str, str] = {
     NAME_PATTERN: "begin with a letter or _, and go on with letters, digits, _ and -",
     _PIPELINE_NAME: "begin with a letter, a digit or _, and go on with letters, digits, ., _ and -",
+    OPTIMIZER_PATTERN: "adamw, or an import path such as torch.optim:SGD",
 }
 """What to write for a value that must match one of the document's patterns."""
 

@@ -125,7 +125,31 @@ def frozen_model(context: Context) -> PreTrainedModel:
     """The context's model, loaded once per worker, with weights that never change."""
     # Its parameters still ask for gradients: without that torch picks other kernels, and the last bits would differ
     # from those of a training model with the same weights.
-    return shared(context, "model", lambda: load_model(context.model_spec, context.device))
+    return shared(context, "model", lambda: _frozen(context))
+
+
+def checkpoint_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """Let each layer keep its inputs only, and compute once more in the backward pass. Raises `ModelError`."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not model.supports_gradient_checkpointing or not layers:
+        raise ModelError(f"a model of type '{model.config.model_type}' has no gradient_checkpointing: switch it off")
+    model.gradient_checkpointing_enable()
+    for layer in layers:
+        layer.training = True  # what makes it compute again; what lies inside it stays without dropout
+    return model
+
+
+def _frozen(context: Context) -> PreTrainedModel:
+    from flowrl.nodes._backend.parallel import shard, will_be_sharded
+
+    spec = context.model_spec
+    if not will_be_sharded(spec, context):
+        return load_model(spec, context.device)
+    model = load_model(spec)
+    shard(model, spec, context)
+    return model
 
 
 def use_threads(context: Context) -> None:

@@ -6,22 +6,22 @@ ranks: a micro-batch's loss is its share of the whole mini-batch's, whose denomi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from flowrl.model import base_of
 from flowrl.node import Context
 from flowrl.nodes._backend.lora import adapters_off, training_model
-from flowrl.nodes._backend.models import frozen_model, shared, use_threads
+from flowrl.nodes._backend.models import checkpoint_layers, frozen_model, shared, use_threads
+from flowrl.nodes._backend.optimizer import make_optimizer, make_scheduler
+from flowrl.nodes._backend.parallel import compute_in, copied, gradients_kept, move, shard, will_be_sharded
 
 T = TypeVar("T")
 
@@ -31,33 +31,32 @@ class Update(NamedTuple):
 
     grad_norm: float
     """Of all ranks' gradients together, before clipping."""
+    clipped: bool
+    """The norm was above the limit, so the gradient was scaled down to it."""
     skipped: bool
     """The gradient was not finite, so nothing has changed."""
+    learning_rate: float
+    """Of this step."""
 
 
 class Trainer:
-    """A trainable model with its optimizer (AdamW); data-parallel where the worker's pool has several ranks."""
+    """A trainable model with its optimizer and learning-rate schedule, on all ranks of the worker's pool."""
 
     def __init__(self, context: Context) -> None:
         spec = context.model_spec
         assert spec.trainable, "updating a frozen model is refused when the pipeline is checked"
-        self.module: nn.Module = training_model(spec, context.device, context.seed)
+        use_threads(context)
+        self.module = make_model(context)
+        """The bare model; of a sharded one each rank holds its share."""
+        self.model = wrapped(self.module, context)
+        """The model to call for gradients."""
         self.dtype = spec.dtype
-        settings = spec.optimizer
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in self.module.parameters() if parameter.requires_grad],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
-        self._max_grad_norm = settings.max_grad_norm
-        self._num_ranks = context.num_ranks
+        self.optimizer = make_optimizer(self.module, spec.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, spec.optimizer, context.num_optimizer_steps)
         self.num_skipped = 0
         """Steps in a row whose gradient was not finite."""
-        self._accelerator = accelerator_of(context)
-        # Data parallelism copies rank 0's weights to all ranks here, so that all start from the same.
-        self.model, self.optimizer = self._accelerator.prepare(self.module, optimizer)
+        self._max_grad_norm = spec.optimizer.max_grad_norm
+        self._num_ranks = context.num_ranks
 
     @property
     def learning_rate(self) -> float:
@@ -68,28 +67,47 @@ class Trainer:
         """One optimizer step on the sum of the losses of all micro-batches and ranks.
 
         `share` gives a micro-batch's part of the loss, a scalar connected to the graph. Every rank calls with the same
-        number of micro-batches, at least one. A gradient that is not finite changes neither weights nor optimizer.
+        number of micro-batches, at least one. A gradient that is not finite changes nothing, on any rank: not the
+        weights, the optimizer, or the learning rate of the next step.
         """
         self.optimizer.zero_grad()
         for position, micro_batch in enumerate(micro_batches):
-            if position + 1 < len(micro_batches):
-                with self._accelerator.no_sync(self.model):
-                    self._backward(share(self.model, micro_batch))
-            else:
-                self._backward(share(self.model, micro_batch))
+            last = position + 1 == len(micro_batches)
+            with nullcontext() if last else gradients_kept(self.model):
+                # Ranks are averaged; times their number, the gradient is the sum.
+                torch.autograd.backward(share(self.model, micro_batch) * self._num_ranks)
+        learning_rate = self.learning_rate
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         norm = get_total_norm(gradients)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # the same on all ranks, which decide alike
         skipped = not bool(torch.isfinite(norm))
         if not skipped:
             clip_grads_with_norm_(self.module.parameters(), self._max_grad_norm, norm)
             self.optimizer.step()
+            self.scheduler.step()
         self.optimizer.zero_grad()
         self.num_skipped = self.num_skipped + 1 if skipped else 0
-        return Update(norm.item(), skipped)
+        clipped = not skipped and norm.item() > self._max_grad_norm
+        return Update(norm.item(), clipped, skipped, learning_rate)
 
-    def _backward(self, loss: Tensor) -> None:
-        # Data parallelism averages over ranks; times their number, the gradient is the sum.
-        self._accelerator.backward(loss * self._num_ranks)
+
+def make_model(context: Context) -> nn.Module:
+    """The model that is to be trained, as one rank would hold it."""
+    spec = context.model_spec
+    # A model that will be sharded need not fit on the device: its layers go there one by one.
+    model = training_model(spec, "cpu" if will_be_sharded(spec, context) else context.device, context.seed)
+    return checkpoint_layers(model) if spec.gradient_checkpointing else model
+
+
+def wrapped(module: nn.Module, context: Context) -> nn.Module:
+    """The model to call, on all ranks of the pool and in the type that it is to compute in."""
+    compute_in(module, context.model_spec, context)
+    if context.num_ranks == 1:
+        return module
+    if not will_be_sharded(context.model_spec, context):
+        return copied(module, context)
+    shard(module, context.model_spec, context)
+    return module
 
 
 def trainer_of(context: Context) -> Trainer:
@@ -115,15 +133,12 @@ def _policy_of(context: Context) -> str | None:
     return base_of(context.model, context.models, context.trained)
 
 
-def accelerator_of(context: Context) -> Accelerator:
-    """The worker's one accelerator; with several ranks it joins their process group (`MASTER_ADDR`, `RANK`, ...)."""
-    key = "accelerator"
-    if key not in context.shared:
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        assert world_size == context.num_ranks, f"WORLD_SIZE is {world_size} in a pool of {context.num_ranks} ranks"
-        # Buffers never change here, so nothing is gained by sending them with every forward pass.
-        options = DistributedDataParallelKwargs(broadcast_buffers=False)
-        context.shared[key] = Accelerator(cpu=context.device == "cpu", kwargs_handlers=[options])
-        use_threads(context)  # accelerate has set a number of its own
-    accelerator: Accelerator = context.shared[key]
-    return accelerator
+def place(context: Context, awake: bool) -> None:
+    """Keep the context's model on its device, or in host memory while others need that, if the model is to be moved."""
+    spec, on_device = context.model_spec, shared(context, "on device", lambda: [True])
+    if not spec.offload or context.device == "cpu" or on_device == [awake]:
+        return
+    optimizer = trainer_of(context).optimizer if spec.trainable else None
+    move(model_of(context), optimizer, context.device if awake else "cpu")
+    torch.cuda.empty_cache()
+    on_device[:] = [awake]

@@ -8,21 +8,20 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.node import Context, Node
+from flowrl.node import Context
+from flowrl.nodes._backend.model_node import ModelNode
 from flowrl.nodes._backend.partition import plan_micro_batches, shards
 from flowrl.rows import Jagged
 
 
-class Logprob(Node):
+class Logprob(ModelNode):
     """Score every response token with the model's training weights, or with those of a frozen reference."""
 
     weights = "reads"
-    device = "accelerator"
 
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Padded tokens of one forward pass; bounds memory and changes no value."""
 
-    _context: Context = PrivateAttr()
     _model: Any = PrivateAttr()
 
     class Out(NamedTuple):
@@ -36,9 +35,8 @@ class Logprob(Node):
         self._context, self._model = context, model_of(context)
 
     def run(self, prompt_ids: PromptToken[int], response_ids: Token[int], temperature: Step[float]) -> Out:
-        import torch
-
         from flowrl.nodes._backend.logprob import token_log_probs
+        from flowrl.nodes._backend.parallel import without_gradients
         from flowrl.nodes._backend.trainer import as_loaded
 
         num_ranks, rank = self._context.num_ranks, self._context.rank
@@ -47,7 +45,7 @@ class Logprob(Node):
         found = np.zeros(len(responses.values), dtype=np.float32)
         for micro in plan_micro_batches(costs, num_ranks, rank, self.max_tokens_per_microbatch):
             index = np.sort(micro.rows)
-            with as_loaded(self._context, self._model), torch.inference_mode():
+            with as_loaded(self._context, self._model), without_gradients(self._model):
                 log_probs, _ = token_log_probs(
                     self._model, prompts.take(index), responses.take(index), temperature.value
                 )

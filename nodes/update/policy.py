@@ -10,7 +10,8 @@ from pydantic import Field, PrivateAttr, model_validator
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
-from flowrl.node import Context, Node
+from flowrl.node import Context
+from flowrl.nodes._backend.model_node import ModelNode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
     from flowrl.nodes._backend.partition import MicroBatch
 
 
-class Policy(Node):
+class Policy(ModelNode):
     """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
 
     scope = "batch"
     weights = "updates"
     pure = False
-    device = "accelerator"
 
     minibatch: int = Field(ge=1)
     """Prompts of one optimizer step."""
@@ -55,7 +55,6 @@ class Policy(Node):
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
-    _context: Context = PrivateAttr()
     _trainer: Any = PrivateAttr()
     _changed: bool = PrivateAttr(False)
 
@@ -107,16 +106,11 @@ class Policy(Node):
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
         if refusal:
             raise ValueError(refusal)
-        columns = {
-            "advantages": advantages,
-            "old_log_probs": old_log_probs,
-            "ref_log_probs": ref_log_probs,
-            "rollout_log_probs": rollout_log_probs,
-        }
+        columns = {"advantages": advantages, "old_log_probs": old_log_probs}
+        columns |= {"ref_log_probs": ref_log_probs, "rollout_log_probs": rollout_log_probs}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
-        batch = TokenRows(
-            prompt_ids.jagged, response_ids.jagged, {"loss_mask": loss_mask.cast("bool").jagged, **floats}
-        )
+        mask = loss_mask.cast("bool").jagged
+        batch = TokenRows(prompt_ids.jagged, response_ids.jagged, {"loss_mask": mask, **floats})
         self._changed = False
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
@@ -135,10 +129,8 @@ class Policy(Node):
             metric("actor/empty_minibatches", lead, reduce="sum")
             return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
-        plan = plan_micro_batches(
-            batch.costs, self._context.num_ranks, self._context.rank, self.max_tokens_per_microbatch
-        )
-        learning_rate = self._trainer.learning_rate
+        num_ranks, rank = self._context.num_ranks, self._context.rank
+        plan = plan_micro_batches(batch.costs, num_ranks, rank, self.max_tokens_per_microbatch)
 
         def share(model: Any, micro: MicroBatch) -> Tensor:
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
@@ -148,9 +140,10 @@ class Policy(Node):
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         if not update.skipped:
             metric("actor/grad_norm", lead * update.grad_norm, lead)
+            metric("actor/grad_clipped", lead * update.clipped, lead)
             self._changed = True
         metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
-        metric("actor/lr", learning_rate, reduce="last")
+        metric("actor/lr", update.learning_rate, reduce="last")
         if self._trainer.num_skipped >= self.max_skipped:
             raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
 

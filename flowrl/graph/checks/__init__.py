@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
 from flowrl.graph.build import Edge
-from flowrl.graph.checks import fields, memory, names, schedule, sizes, weights
+from flowrl.graph.checks import fields, memory, names, schedule, sizes, training, weights
 from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.waste import needless
 from flowrl.graph.subject import Check, Subject
@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     names.unknown_pool,
     names.sync_with_a_pool,
     names.failure_policy,
+    training.optimizer,
     fields.missing_writer,
     fields.two_writers,
     fields.type_mismatch,

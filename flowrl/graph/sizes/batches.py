@@ -167,13 +167,26 @@ class Passes:
 def passes(plan: Plan, lengths: StepLengths) -> dict[str, Passes]:
     """What every node that reads or updates a model's weights does in a step, in plan order."""
     return {
-        name: _passes(plan, plan.graph.nodes[name], lengths)
+        name: _passes(plan, plan.graph.nodes[name], lengths.of(name).total)
         for name in plan.graph.order
         if plan.graph.nodes[name].weights in ("reads", "updates")
     }
 
 
-def _passes(plan: Plan, node: BoundNode, lengths: StepLengths) -> Passes:
+def optimizer_steps(plan: Plan) -> dict[str, int]:
+    """Optimizer steps of each trained model in the whole run, if every mini-batch takes one.
+
+    An update without the setting takes one for each batch.
+    """
+    found: dict[str, int] = {}
+    for node in plan.graph.nodes.values():
+        if node.weights == "updates" and node.model is not None:
+            cut = _passes(plan, node, 0)
+            found[node.model] = cut.num_optimizer_steps * (plan.document.run.steps // node.spec.every)
+    return found
+
+
+def _passes(plan: Plan, node: BoundNode, row_tokens: int) -> Passes:
     batch, updates = plan.document.batch, node.weights == "updates"
     whole = max(1, batch.prompts // plan.updates_per_sync) if updates else batch.prompts
     part = setting(node, names.MINIBATCH) if updates else plan.canonical_groups.get(node.name)
@@ -189,7 +202,7 @@ def _passes(plan: Plan, node: BoundNode, lengths: StepLengths) -> Passes:
         epochs=(setting(node, names.EPOCHS) or 1) if updates else 1,
         ranks=plan.pools[plan.pool_of(node)].workers,
         max_tokens=setting(node, names.MAX_TOKENS_PER_MICROBATCH),
-        row_tokens=lengths.of(node.name).total,
+        row_tokens=row_tokens,
     )
 
 

@@ -433,7 +433,6 @@ def test_a_model_that_is_nearly_called_like_a_shipped_one_is_refused() -> None:
         ("batch.group=1", "FR062", "a group has one sample"),
         ("checkpoint={every: 5}", "FR078", "checkpoints are not available yet"),
         ("pools.train={workers: 2, nodes: 2}", "FR079", "'nodes:' cannot be run by this version yet"),
-        ("models.policy.parallel=fsdp2", "FR079", "parallel 'fsdp2' cannot be run by this version yet"),
         ("nodes.actor_update.kl_coef=0.0", "FR030", "nobody reads what nodes.ref_logprob writes ('ref_log_probs')"),
     ],
 )

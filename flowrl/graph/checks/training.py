@@ -1,0 +1,36 @@
+"""Checks of how models are trained: the optimizer and what it is told (FR005, FR007)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowrl.errors import Problem, nearest
+from flowrl.graph.subject import Subject
+from flowrl.signatures import UnknownClass, signature_of
+from flowrl.spec.scalars import number
+
+_ADAMW = "torch.optim:AdamW"
+
+
+def optimizer(subject: Subject) -> Iterator[Problem]:
+    """FR007: an optimizer that is not there, or takes no weight decay; FR005: an option that it does not take."""
+    for name, model in subject.document.models.items():
+        spec, where = model.optimizer, ("models", name, "optimizer")
+        shown = f"models.{name}: optimizer '{spec.type}'"
+        if spec.type == "adamw" and not spec.options:
+            continue
+        try:
+            found = signature_of(_ADAMW if spec.type == "adamw" else spec.type)
+        except UnknownClass as error:
+            yield Problem("FR007", subject.place(*where, "type"), f"{shown}: {error}", error.fix)
+            continue
+        if found is None or found.takes_any:
+            continue  # only making it will tell
+        taken = found.names[1:]
+        if spec.weight_decay and "weight_decay" not in taken:
+            yield Problem("FR007", subject.place(*where, "weight_decay"),
+                          f"{shown} takes no weight decay, but {number(spec.weight_decay)} is asked for",
+                          "weight_decay: 0.0")  # fmt: skip
+        for option in spec.options.keys() - set(taken):
+            yield Problem("FR005", subject.place(*where, "options", option, key=True),
+                          f"{shown} takes no '{option}'", nearest(option, taken))  # fmt: skip

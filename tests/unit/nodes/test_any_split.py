@@ -1,0 +1,238 @@
+"""However a mini-batch is split over ranks and micro-batches, ordered and masked, its step is the same."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+from trajectories import trajectories
+
+from flowrl.batch import Batch, Step
+from flowrl.join import take
+from flowrl.metrics import collect, merge
+from flowrl.model import ModelSpec, OptimizerSpec
+from flowrl.node import Context
+
+SGD = {limit: OptimizerSpec(type="torch.optim:SGD", lr=0.01, max_grad_norm=limit) for limit in (0.5, math.inf)}
+AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+KINDS = ["k1", "k2", "k3", "abs"]
+WIDE = 10**6
+"""Tokens of a micro-batch that holds everything."""
+
+
+@dataclass
+class Case:
+    """One update of a model."""
+
+    spec: ModelSpec
+    batch: Batch
+    node: dict[str, Any] = field(default_factory=dict)
+
+
+def updated(rank: int, num_ranks: int, case: Case) -> dict[str, Any]:
+    """What is left of a fresh model, whole, and what was reported."""
+    from flowrl.nodes._backend.trainer import trainer_of
+    from flowrl.nodes._backend.weights import _whole, named_weights
+    from flowrl.nodes.update.policy import Policy
+
+    steps = {"policy": 12}
+    context = Context("update", "policy", {"policy": case.spec}, rank, num_ranks, optimizer_steps=steps)
+    node = Policy(**{"minibatch": 100, "max_tokens_per_microbatch": WIDE} | case.node)
+    node.setup(context)
+    trainer = trainer_of(context)
+    with collect() as report:
+        node.run(**case.batch.columns, max_tokens=Step(case.batch.rows, 9))  # type: ignore[arg-type]
+    weights = {name: _whole(weight.detach()).numpy().copy() for name, weight in named_weights(trainer.module).items()}
+    return {"weights": weights, "metrics": list(report.metrics.values()), "changed": node.changed()}
+
+
+@pytest.fixture(scope="session")
+def groups() -> Iterator[dict[int, Ranks]]:
+    """Pools of 2 and of 3 ranks."""
+    made = {num_ranks: Ranks(num_ranks) for num_ranks in (2, 3)}
+    yield made
+    for group in made.values():
+        group.close()
+
+
+@pytest.fixture(scope="session")
+def folders(model_folder: Callable[[str], Path]) -> dict[str, str]:
+    """A model with tied embeddings and norms, and one with biases and learned positions."""
+    return {kind: str(model_folder(kind)) for kind in ("qwen2", "gpt2")}
+
+
+def assert_same(found: list[dict[str, Any]], expected: dict[str, Any], tolerance: float = 1e-6) -> None:
+    for rank in found:
+        for name, weight in expected["weights"].items():
+            np.testing.assert_allclose(rank["weights"][name], weight, rtol=0, atol=tolerance, err_msg=name)
+    for rank in found[1:]:  # not merely close: ranks that drift apart would never meet again
+        assert all(np.array_equal(rank["weights"][name], found[0]["weights"][name]) for name in rank["weights"])
+    wanted = {name: metric.value for name, metric in merge([expected["metrics"]]).items()}
+    merged = {name: metric.value for name, metric in merge(rank["metrics"] for rank in found).items()}
+    assert merged == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> dict[str, Any]:
+    num_groups = draw(st.integers(1, 4))
+    return {
+        "rows": {
+            "num_groups": num_groups,
+            "group_size": draw(st.integers(1, 4)),
+            "seed": draw(st.integers(0, 9)),
+            "longest": draw(st.sampled_from([1, 2, 9])),
+        },
+        "masked": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "order": draw(st.integers(0, 9)),
+        "model": draw(st.sampled_from(["qwen2", "gpt2"])),
+        "node": {
+            "minibatch": draw(st.integers(1, num_groups)),
+            "epochs": draw(st.integers(1, 2)),
+            "shuffle": draw(st.booleans()),
+            "aggregation": draw(st.sampled_from(AGGREGATIONS)),
+            "kl": draw(st.sampled_from(KINDS)),
+            "kl_coef": draw(st.sampled_from([0.0, 0.1])),
+            "entropy_coef": draw(st.sampled_from([0.0, 0.01])),
+        },
+        "max_tokens": draw(st.sampled_from([1, 12, 30, WIDE])),
+        "num_ranks": draw(st.sampled_from([1, 2, 3])),
+        "max_grad_norm": draw(st.sampled_from([0.5, math.inf])),
+        "parallel": draw(st.sampled_from(["ddp", "fsdp2"])),
+    }
+
+
+def masked(batch: Batch, share: float, seed: int) -> Batch:
+    """With so many of the rows outside the loss."""
+    mask = batch.columns["loss_mask"]
+    rows = np.random.default_rng(seed).random(len(batch.rows)) < share
+    mask.values[rows[mask.jagged.row]] = False  # type: ignore[attr-defined]
+    return batch
+
+
+@given(update=updates())
+@settings(max_examples=40, deadline=None)
+def test_any_split_of_a_mini_batch_gives_the_same_step(
+    update: dict[str, Any], groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    batch = masked(trajectories(**update["rows"]), update["masked"], update["order"])
+    shuffled = take(batch, np.random.default_rng(update["order"]).permutation(len(batch.rows)))
+    spec = ModelSpec(path=folders[update["model"]], trainable=True, optimizer=SGD[update["max_grad_norm"]])
+    expected = updated(0, 1, Case(spec, batch, update["node"]))
+    split = {"max_tokens_per_microbatch": update["max_tokens"]}
+    other = Case(spec.model_copy(update={"parallel": update["parallel"]}), shuffled, update["node"] | split)
+    num_ranks = update["num_ranks"]
+    found = [updated(0, 1, other)] if num_ranks == 1 else groups[num_ranks].run(updated, other)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_one_gradient_that_is_not_a_number_changes_nothing_on_any_rank(
+    parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    """All is as if the call had not been there: weights, moments, the learning rate of the steps after it."""
+    optimizer = OptimizerSpec(lr=0.01, schedule="cosine", warmup_steps=1)
+    spec = ModelSpec(path=folders["qwen2"], trainable=True, optimizer=optimizer, parallel=parallel)  # type: ignore[arg-type]
+    found = groups[2].run(skipped, spec, trajectories())
+    for rank in found:
+        assert rank["states"][0] == rank["states"][1] != rank["states"][2]
+        assert rank["changed"] == [True, False, True]
+        assert rank["rates"] == found[0]["rates"]
+    first, broken, after = found[0]["rates"]
+    assert broken == after != first
+    assert (
+        sum(metric.value for rank in found for metric in rank["metrics"] if metric.name == "actor/skipped_steps") == 1
+    )
+    assert found[0]["steps"] == [2, 2, 3]
+
+
+def skipped(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch) -> dict[str, Any]:
+    """Steps, of which the second has a single advantage that is not a number: all that a checkpoint would hold."""
+    from flowrl.nodes._backend.trainer import trainer_of
+    from flowrl.nodes.update.policy import Policy
+
+    context = Context("update", "policy", {"policy": spec}, rank, num_ranks, optimizer_steps={"policy": 9})
+    node = Policy(minibatch=4, max_tokens_per_microbatch=30)
+    node.setup(context)
+    trainer = trainer_of(context)
+    advantages = batch.columns["advantages"]
+    broken = advantages.values.copy()
+    broken[np.flatnonzero(batch.columns["loss_mask"].values)[0]] = np.nan
+    values = [advantages.values, broken, advantages.values]
+    found: dict[str, Any] = {"states": [], "changed": [], "rates": [], "steps": []}
+    for each in values:
+        found["rates"].append(trainer.learning_rate)
+        with collect() as report:
+            node.run(**(batch.columns | {"advantages": advantages._with(each)}))  # type: ignore[arg-type]
+        if each is broken:
+            found["metrics"] = list(report.metrics.values())
+        tensors = [*trainer.module.state_dict().values()]
+        moments = trainer.optimizer.state_dict()["state"]
+        tensors += [value for state in moments.values() for value in state.values()]
+        local = [getattr(tensor, "to_local", lambda t=tensor: t)() for tensor in tensors]
+        found["states"].append(b"".join(tensor.detach().numpy().tobytes() for tensor in local))
+        found["changed"].append(node.changed())
+        found["steps"].append(trainer.scheduler.state_dict()["_step_count"])
+    return found
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_ranks_with_unequal_numbers_of_micro_batches_wait_for_nobody(
+    parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    """Five rows one at a time on two ranks: three micro-batches beside two, of responses of one token and of more."""
+    spec = ModelSpec(path=folders["qwen2"], trainable=True, parallel=parallel)  # type: ignore[arg-type]
+    for longest in (1, 2, 9):
+        batch = trajectories(num_groups=5, group_size=1, longest=longest)
+        expected = scored(0, 1, ModelSpec(path=folders["qwen2"]), batch)
+        for trainable in (True, False):
+            parts = groups[2].run(scored, spec.model_copy(update={"trainable": trainable}), batch)
+            assert sorted(len(part) for part in parts) == [2, 3]
+            for part in parts:
+                for row, values in part.items():
+                    assert np.allclose(values, expected[row], atol=1e-5)
+
+
+def scored(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch) -> dict[Any, np.ndarray]:
+    """Log-probabilities of the rank's rows, one row in each micro-batch."""
+    from flowrl.nodes.model.logprob import Logprob
+
+    node = Logprob(max_tokens_per_microbatch=1)
+    node.setup(Context("score", "model", {"model": spec}, rank, num_ranks))
+    found = node.run(**{name: batch.columns[name] for name in ("prompt_ids", "response_ids", "temperature")})  # type: ignore[arg-type]
+    rows = zip(found.log_probs.rows.keys(), found.log_probs.jagged, strict=True)
+    return {row: np.array(values) for row, values in rows}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_layers_that_are_computed_again_give_the_same_step(
+    kind: str, parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    spec = ModelSpec(path=folders[kind], trainable=True, optimizer=SGD[0.5])
+    expected = updated(0, 1, Case(spec, trajectories()))
+    changes = {"gradient_checkpointing": True, "parallel": parallel}
+    assert_same(groups[2].run(updated, Case(spec.model_copy(update=changes), trajectories())), expected)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_model_may_compute_in_16_bits_while_its_weights_keep_32(
+    parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    spec = ModelSpec(path=folders["qwen2"], trainable=True, optimizer=SGD[0.5])
+    batch, wide = trajectories(), updated(0, 1, Case(spec, trajectories()))
+    narrow = spec.model_copy(update={"mixed_precision": "bfloat16", "parallel": parallel})
+    alone = updated(0, 1, Case(narrow, batch))
+    for found in (*groups[2].run(updated, Case(narrow, batch)), alone):
+        moved = {name: np.abs(found["weights"][name] - weight).max() for name, weight in wide["weights"].items()}
+        assert all(weight.dtype == np.float32 for weight in found["weights"].values())
+        assert 1e-7 < max(moved.values()) < 1e-3
+    exact = scored(0, 1, ModelSpec(path=folders["qwen2"]), batch)
+    rough = {row: values for part in groups[2].run(scored, narrow, batch) for row, values in part.items()}
+    distance = max(np.abs(rough[row] - values).max() for row, values in exact.items())
+    assert 1e-4 < distance < 0.5
