@@ -88,7 +88,7 @@ class Loop:
 
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
-        self.tally, self.failed_attempts = Tally(step), {}
+        self.tally, self.failed_attempts = Tally(step, max(self.versions.values(), default=0)), {}
         group = self.plan.document.batch.group
         prompts = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0))
         num = len(prompts)

@@ -45,10 +45,15 @@ def work(
     logits = prompts + rows * fed
     flops: int | Unknown = architecture if isinstance(architecture, Unknown) else 0
     if isinstance(architecture, Architecture):
-        width = architecture.num_heads * architecture.head_dim
-        layers = 2 * architecture.num_layer_weights * tokens + 4 * architecture.num_layers * width * attended
-        flops = round(times * (layers + 2 * architecture.hidden * architecture.vocabulary * logits))
+        flops = round(times * forward_flops(architecture, tokens, attended, logits))
     return Work(node, model, tokens, attended, logits, times, flops)
+
+
+def forward_flops(architecture: Architecture, tokens: int, attended: float, logits: int) -> float:
+    """Of one forward pass of so many tokens, that attend to so many in all, and of which so many have logits."""
+    width = architecture.num_heads * architecture.head_dim
+    layers = 2 * architecture.num_layer_weights * tokens + 4 * architecture.num_layers * width * attended
+    return layers + 2 * architecture.hidden * architecture.vocabulary * logits
 
 
 def work_of_passes(cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths) -> Work:
