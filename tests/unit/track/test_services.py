@@ -1,9 +1,10 @@
-"""TensorBoard, wandb (offline) and the samples of the run folder: what they hold after a run, and after a resumed one."""
+"""TensorBoard, wandb (offline) and the samples of the run folder: what they hold after a run, and a resumed one."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -110,7 +111,16 @@ def test_wandb_has_the_metrics_the_settings_and_the_samples_without_a_network(fi
     rows = history(folder)
     steps = [row for row in rows if "reward/mean" in row]
     assert [(row["step"], row["reward/mean"]) for row in steps] == [(1, 0.25), (2, 0.5), (3, 0.75)]
-    assert set(steps[0]) == {"val/acc@4", "time(s)", "größe", "bad:d800:", ":5f:hidden", "reward/mean", "attempt", "step"}
+    assert set(steps[0]) == {
+        "val/acc@4",
+        "time(s)",
+        "größe",
+        "bad:d800:",
+        ":5f:hidden",
+        "reward/mean",
+        "attempt",
+        "step",
+    }
     (table,) = (folder / "wandb").rglob("*.table.json")
     assert json.loads(table.read_text())["data"][1][1] == "größe \U0001f600"
     (started,) = (record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
@@ -191,7 +201,7 @@ print(run(RunFolder(Path({str(tmp_path)!r}), "grpo"), WandbTracking()))
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100,
-        env={**__import__("os").environ, **environment},
+        env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("warning: ") in (1, 2)

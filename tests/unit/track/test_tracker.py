@@ -156,10 +156,10 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_resumed_run_goes_on_with_its_id_and_a_new_one_does_not(tmp_path: Path) -> None:
-    for resumed, given in ((False, ""), (True, "new"), (False, "")):
+    for resumed, expected in ((False, ""), (True, "new"), (False, "")):
         service = Kept()
         start(service, tmp_path, resumed).close("finished")
-        assert service.ids == [given]
+        assert service.ids == [expected]
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"the shelf": "new"}
 
 
