@@ -45,7 +45,7 @@ class SampleFiles(Service):
             for name, values in samples.columns.items()
         }
         path = self._folder / f"step_{samples.step:06d}.parquet"
-        new = path.with_suffix(".tmp")
+        new = path.with_name(f".{path.name}")  # readers of the folder pass over it
         pq.write_table(pa.table(arrays), new)
         os.replace(new, path)
 
