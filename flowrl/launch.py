@@ -24,7 +24,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
 from flowrl.loading import Notes, load_prompts
 from flowrl.spec.read import Reading
-from flowrl.track import Recorders, RunFolder, make_recorders
+from flowrl.track import Recorders, RunFolder, make_recorders, missing_package
 from flowrl.track.history import History
 
 LOCAL_NOTE = (
@@ -98,15 +98,26 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
 
 def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None, address: str | None = None) -> None:
     """What may be planned and cannot be run (FR079), or not yet here: a model to fetch (FR010), a way for weights that
-    needs GPUs where there are none (FR056), what workers that start here would lack (FR031).
+    needs GPUs where there are none (FR056), what workers that start here would lack (FR031), a tracker whose package is
+    not installed (FR007).
     """
     refused = ("FR010", "FR079") if address is not None else ("FR010", "FR031", "FR079")
     syncs = [node for node in plan.graph.nodes.values() if node.weights == "syncs"]
     routes = [(node, plan.pool_of(node), plan.engine_pools(node.model)) for node in syncs]
     found = [replace(p, severity="error") if p.code in refused else p for p in plan.warnings]
-    found += refused_placements(reading, routes, accelerators)
+    found += [*refused_placements(reading, routes, accelerators), *refused_trackers(plan, reading)]
     if any(problem.severity == "error" for problem in found):
         raise PipelineError(found)
+
+
+def refused_trackers(plan: Plan, reading: Reading) -> Iterator[Problem]:
+    """FR007: trackers whose package is not installed here."""
+    for position, spec in enumerate(plan.document.tracking):
+        if fix := missing_package(spec):
+            listed = isinstance(reading.resolved.get("tracking"), list)
+            place = reading.place(("tracking", position, "type") if listed else ("tracking", "type"))
+            fact = f"tracking: type '{spec.type}' needs the package {spec.package}, which is not installed here"
+            yield Problem("FR007", place, fact, fix)
 
 
 def make_folder(plan: Plan, reading: Reading) -> RunFolder:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Reduce = Literal["mean", "sum", "max", "last"]
+Reduce = Literal["mean", "sum", "max", "min", "last"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Metric:
             raise ValueError(
                 f"metric '{self.name}' is reduced by {self.reduce} in one place and {other.reduce} in another"
             )
-        if self.reduce == "max":
-            return replace(self, total=max(self.total, other.total))
+        if self.reduce in ("max", "min"):
+            return replace(self, total=(max if self.reduce == "max" else min)(self.total, other.total))
         if self.reduce == "last":
             return other
         return replace(self, total=self.total + other.total, weight=self.weight + other.weight)
@@ -69,7 +69,7 @@ def metric(name: str, total: float, weight: float = 1.0, reduce: Reduce = "mean"
     """Report a metric from inside `Node.run`; does nothing outside the engine.
 
     For `mean`, `total` is the sum of the values and `weight` their number, so that micro-batches, blocks and ranks of
-    any size add up to the true mean. For `sum`, `max` and `last`, `total` is the value.
+    any size add up to the true mean. For `sum`, `max`, `min` and `last`, `total` is the value.
     """
     if _report.get() is not None:
         replay(Report({name: Metric(name, float(total), float(weight), reduce)}))

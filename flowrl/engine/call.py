@@ -81,6 +81,8 @@ class Call:
     attempt: int = 1
     block_groups: int | None = None
     """A stream sends a block when so many groups have settled; None sends everything at the end."""
+    samples: tuple[str, ...] = ()
+    """Groups whose values per sample are returned as one object more, for people to read."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +107,6 @@ class Receipt:
     changed: bool = True
     """Of an update: whether it changed the weights."""
     fields: tuple[tuple[str, ...], ...] = field(default=())
-    """Fields of each returned object."""
+    """Fields of each returned object that other nodes read."""
+    sampled: bool = False
+    """Whether one object more holds what the call's `samples` asks for."""

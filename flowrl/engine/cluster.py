@@ -23,6 +23,9 @@ class Cluster(Protocol):
     ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
         """Run a node on a worker: for each block its receipt and the references to its outputs."""
 
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        """The objects themselves; called in a thread, for small ones."""
+
     async def receiver(self, worker: str, node: str) -> Any:
         """What a sync node of this worker says to those that send weights to it."""
 

@@ -19,6 +19,7 @@ from flowrl.column import Column, as_array
 from flowrl.data.stream import PromptStream
 from flowrl.engine.call import Call, Receipt, WorkerSetup
 from flowrl.engine.cluster import Cluster
+from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.engine.tally import Tally
 from flowrl.errors import RunError
@@ -55,6 +56,7 @@ class Loop:
         self.schedule: Schedule = Sync(plan.document.batch.prompts)
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
         self.store = Store()
+        self.sampler = Sampler(plan, cluster, recorder)
         self.load = Counter[str]()
         self.changed: set[str] = set()
         self.receivers: dict[str, Sequence[Any]] = {}
@@ -78,13 +80,15 @@ class Loop:
                     self.collect(await self.next_arrival(progress), progress)
                     self.store.release(progress.released())
                 self.unrecorded.append((step, num_steps, self.tally.metrics()))
+                self.sampler.end(step)
                 self.store.clear()
         finally:
             self.record()
+            await self.sampler.close()
 
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
-        self.tally, self.failed_attempts = Tally(step), {}
+        self.tally, self.failed_attempts = Tally(step, max(self.versions.values(), default=0)), {}
         group = self.plan.document.batch.group
         prompts = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0))
         num = len(prompts)
@@ -93,8 +97,9 @@ class Loop:
         columns: dict[str, Column[Any]] = {
             f.name: Prompt(rows, as_array([prompt.row[f.name] for prompt in prompts], f.type.dtype)) for f in fields
         }
+        batch = Batch(rows, columns, {f.name: f.type for f in fields})
+        self.sampler.begin(step, batch)
         if columns:
-            batch = Batch(rows, columns, {f.name: f.type for f in fields})
             self.store.add(self.cluster.put(batch), columns, rows)
         return Progress(self.plan.graph, step, rows.uids, self.plan.canonical_groups)
 
@@ -120,7 +125,8 @@ class Loop:
             self.ranks_left[node.name, task.uids] = len(shares)
         for worker, uids in zip(workers, shares, strict=False):
             attempt = 1 + max(self.failed_attempts.get((node.name, uid), 0) for uid in uids)
-            call = Call(node.name, task.step, uids, attempt, self.block_groups(node))
+            samples = self.sampler.asked_of(node, uids)
+            call = Call(node.name, task.step, uids, attempt, self.block_groups(node), samples)
             # Nothing queues behind a stream: what it would start on depends on the clock.
             load = MAX_QUEUED if call.block_groups is not None else 1
             self.start(self.run(worker, call, [part.ref for part in parts], load), node, [worker] * load)
@@ -175,7 +181,7 @@ class Loop:
 
     async def run(self, worker: str, call: Call, refs: Sequence[Any], load: int) -> None:
         """One call of a node on one worker; its blocks arrive one by one."""
-        num_outputs = len(self.plan.outputs[call.node])
+        num_outputs = len(self.plan.outputs[call.node]) + bool(call.samples)
         async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
             if receipt.last:
                 self.load[worker] -= load
@@ -234,6 +240,8 @@ class Loop:
             self.changed.add(node.model)
         for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
             self.store.add(ref, fields, receipt.rows)
+        if receipt.sampled:
+            self.sampler.add(arrival.refs[len(receipt.fields)])
         ranks_left = self.ranks_left.pop((node.name, receipt.settled), 1) - 1
         if ranks_left:
             self.ranks_left[node.name, receipt.settled] = ranks_left

@@ -31,6 +31,7 @@ from flowrl.graph.pools import Pool
 PLACEMENT_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 LATE_SECONDS = 60.0
+FETCH_SECONDS = 30.0
 POOL_DEVICES = "FLOWRL_POOL_DEVICES"
 """Environment variable with the accelerators of all workers of the pool, in their order."""
 _ray: Any = ray
@@ -155,6 +156,11 @@ class RayCluster:
                 outputs = []
         for ref in outputs:  # a stream that breaks off ends with its error in place of an output
             await _done(ref, call.node, worker)
+
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        """Small objects, from wherever they lie."""
+        found: list[Any] = ray.get(list(refs), timeout=FETCH_SECONDS)
+        return found
 
     async def receiver(self, worker: str, node: str) -> Any:
         """What a sync node says."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from flowrl.engine.call import Receipt
+from flowrl.errors import RunError
 from flowrl.metrics import Failure, Metric, merge
 
 Interval = tuple[float, float]
@@ -15,8 +16,9 @@ Interval = tuple[float, float]
 class Tally:
     """Collects receipts of a step."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, version: int = 0) -> None:
+        """`version` is that of the weights at the start of the step."""
+        self.step, self._version = step, version
         self._start = time.time()
         self._metrics: list[Sequence[Metric]] = []
         self._intervals: dict[str, list[Interval]] = {}
@@ -44,16 +46,22 @@ class Tally:
         """All metrics of the step; call it when the step has ended.
 
         `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, and `time/engine` the
-        part of the step in which no node was running at all. Seconds.
+        part of the step in which no node was running at all. Seconds. Raises `RunError` for a node that reports a
+        metric of one of these names.
         """
         wall, num_failed = time.time() - self._start, sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(self._metrics).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
-        values |= {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
-        values |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
+        measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
+        measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
-            values["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
-        return values
+            measured["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
+        if "rollout/policy_version/min" in values:
+            measured["staleness/mean"] = self._version - values["rollout/policy_version/mean"]
+            measured["staleness/max"] = self._version - values["rollout/policy_version/min"]
+        if taken := sorted(values.keys() & {*measured, "step"}):
+            raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
+        return values | measured
 
 
 def covered(intervals: Iterable[Interval]) -> float:

@@ -13,6 +13,7 @@ from flowrl.batch import COLUMN_CLASSES, Batch
 from flowrl.column import Column
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.rowwise import arguments
+from flowrl.engine.samples import sampled
 from flowrl.engine.scorer import Scorer
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups
@@ -20,7 +21,7 @@ from flowrl.metrics import Report, collect, failure_of
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
 
-Block = tuple[Receipt, list[Batch]]
+Block = tuple[Receipt, list[Any]]
 EARLY_BLOCK_SECONDS = 0.05
 """A finished group waits at most so long for others to fill its block."""
 
@@ -180,14 +181,19 @@ class Worker:
     ) -> Block:  # fmt: skip
         whole = concat(pending) if pending else None
         outputs = [project(whole, fields) for fields in spec.outputs] if whole is not None else []
+        num_bytes, node = sum(map(_num_bytes, outputs)), self.nodes[spec.name]
+        fields = spec.outputs if whole is not None else ()
+        returned: list[Any] = [*outputs]
+        if call.samples and whole is not None:
+            returned.append(sampled(whole, call.samples, node.cardinality == "expands"))
         start, bytes_in = before
         receipt = Receipt(
             call.node, call.step, call.attempt, self.setup.name, whole.rows if whole is not None else Rows(()), settled,
-            start, time.time(), bytes_in, sum(_num_bytes(output) for output in outputs),
+            start, time.time(), bytes_in, num_bytes,
             tuple(report.metrics.values()), tuple(report.failures), report.failed, last,
-            self.nodes[spec.name].changed(), spec.outputs if outputs else (),
+            node.changed(), fields, len(returned) > len(outputs),
         )  # fmt: skip
-        return receipt, outputs
+        return receipt, returned
 
 
 def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal
 
+from flowrl.fields import Dtype
 from flowrl.metrics import Failure
 
 Level = Literal["info", "warning", "error", "traceback"]
@@ -40,14 +41,33 @@ class Event:
     failures: tuple[Failure, ...] = ()
 
 
-class Recorder(Protocol):
-    """Listens to a run."""
+@dataclass(frozen=True)
+class Samples:
+    """Some trajectories of a step as a table for people: native values, None where there is none."""
+
+    step: int
+    columns: Mapping[str, Sequence[Any]]
+    """Values by column, one per trajectory."""
+    types: Mapping[str, Dtype]
+    """Type of each column: `int`, `float`, `bool` or `str`."""
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The table row by row."""
+        return list(zip(*self.columns.values(), strict=True))
+
+
+class Recorder:
+    """Listens to a run; what it does not override is not for it."""
 
     def event(self, event: Event) -> None:
         """A block of a node instance has ended."""
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         """A step (from 1) has ended; metric names as in the run folder."""
+
+    def samples(self, samples: Samples) -> None:
+        """Some trajectories of a step, which may come while the next ones run."""
 
     def note(self, text: str, level: Level = "info") -> None:
         """Something a person should read."""

@@ -18,6 +18,7 @@ from flowrl.data.parquet import Parquet
 from flowrl.data.python import Python
 from flowrl.data.reasoning_gym import ReasoningGym
 from flowrl.model import OPTIMIZER_PATTERN, LoraSpec, ModelSpec, OptimizerSpec, SettingError, Settings
+from flowrl.spec.tracking import NoTracking, Tracking, TrackingSpec
 
 _PIPELINE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 PATTERNS: Mapping[str, str] = {
@@ -137,6 +138,15 @@ class SeparateAsyncSchedule(AsyncSchedule):
     """Batches trained between two weight syncs."""
 
 
+class SamplesSpec(Settings):
+    """Which trajectories are kept for people to read, as a table in the run folder and with the trackers."""
+
+    rows: int = Field(default=32, ge=0)
+    """Trajectories of a step, in whole groups; 0 keeps none."""
+    every: int = Field(default=10, ge=1)
+    """Steps between two tables; the first step has one too."""
+
+
 class RunSpec(Settings):
     """One run of the pipeline."""
 
@@ -152,24 +162,8 @@ class RunSpec(Settings):
     """Check every output of a node against its type."""
     max_failed: float = Field(default=0.9, ge=0, le=1)
     """The run stops when a greater share of a step's rows fails in a node that leaves failed rows without a value."""
-
-
-class MlflowTracking(Settings):
-    """Log to MLflow."""
-
-    type: Literal["mlflow"] = "mlflow"
-    """Kind of tracker."""
-    experiment: str | None = None
-    """Name of the experiment; null is the pipeline's name."""
-    uri: str | None = None
-    """Tracking server; null is a local SQLite file."""
-
-
-class NoTracking(Settings):
-    """Log nowhere but in the run folder."""
-
-    type: Literal["none"] = "none"
-    """Kind of tracker."""
+    samples: SamplesSpec = SamplesSpec()
+    """Trajectories to keep for people to read."""
 
 
 class CheckpointSpec(Settings):
@@ -185,7 +179,6 @@ class CheckpointSpec(Settings):
 
 DataSpec = Annotated[Arithmetic | Jsonl | Parquet | Hf | ReasoningGym | Python | Mixture, Field(discriminator="type")]
 ScheduleSpec = Annotated[SyncSchedule | ColocateAsyncSchedule | SeparateAsyncSchedule, Field(discriminator="mode")]
-TrackingSpec = Annotated[MlflowTracking | NoTracking, Field(discriminator="type")]
 
 
 def _as_list(value: Any) -> Any:
@@ -194,7 +187,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, (Mapping, Settings)) else value
 
 
-def _no_tracking() -> list[MlflowTracking | NoTracking]:
+def _no_tracking() -> list[Tracking]:
     return [NoTracking()]
 
 
@@ -274,12 +267,14 @@ SECTIONS: Mapping[str, type[Settings]] = {
     "models.<name>.lora": LoraSpec,
     "pools.<name>": PoolSpec,
     "nodes.<name>": NodeSpec,
+    "schedule": SyncSchedule,
     "a schedule of mode colocate_async or separate_async": AsyncSchedule,
     "a schedule of mode separate_async": SeparateAsyncSchedule,
     "checkpoint": CheckpointSpec,
+    "run.samples": SamplesSpec,
     "the document itself": Document,
     **{f"data.<name> of type {one.model_fields['type'].default}": one for one in get_args(get_args(DataSpec)[0])},
-    "tracking of type mlflow": MlflowTracking,
+    **{f"tracking of type {one.model_fields['type'].default}": one for one in get_args(Tracking) if one != NoTracking},
 }
 """Every section by name, for telling where a misplaced key belongs; the first that has a key wins."""
 

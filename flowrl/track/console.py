@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flowrl.schedule.record import Event, Level, Status
+from flowrl.schedule.record import Event, Level, Recorder, Status
 
 NUM_ENDS = 5
 """Steps at either end that the final table compares."""
@@ -47,7 +47,7 @@ STYLES: dict[Level, str] = {"info": "", "warning": "yellow", "error": "bold red"
 TRACEBACK_LINES = 6
 
 
-class ConsoleRecorder:
+class ConsoleRecorder(Recorder):
     """Shows a run on `stream`, or on standard output."""
 
     def __init__(self, name: str, folder: Path, stream: TextIO | None = None) -> None:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from flowrl.schedule.record import Event, Level, Status
+from flowrl.schedule.record import Recorder
 
 
-class History:
+class History(Recorder):
     """Keeps the metrics of every step."""
 
     def __init__(self) -> None:
         self.metrics: list[Mapping[str, float]] = []
 
-    def event(self, event: Event) -> None:
-        """Not kept."""
-
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         """Keep the metrics."""
         self.metrics.append(dict(metrics))
-
-    def note(self, text: str, level: Level = "info") -> None:
-        """Not kept."""
-
-    def stage(self, text: str) -> None:
-        """Not kept."""
-
-    def close(self, status: Status, errors: Sequence[str] = ()) -> None:
-        """Nothing to end."""

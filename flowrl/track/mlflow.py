@@ -1,70 +1,37 @@
-"""MLflow: parameters, metrics and the graph of a run, sent by one background thread.
-
-Importing MLflow takes 1 to 3 s, starting a fresh SQLite store 2.4 s and logging 45 metrics 12 ms; none of it is waited
-for. The thread is our own and a daemon, because MLflow's asynchronous queue is joined when the interpreter exits, and
-so hangs the end of a run whose server is away. What cannot be sent is kept and tried again; the first trouble is noted.
-"""
+"""MLflow: parameters, metrics, samples and the graph of a run."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowrl.encode import dumps
-from flowrl.schedule.record import Event, Level, Status
-from flowrl.track.record import Note, RunFolder
+from flowrl.schedule.record import Samples, Status
+from flowrl.track.names import escaped
+from flowrl.track.record import RunFolder
+from flowrl.track.tracker import Complain, Point, Service, brief
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-SEND_SECONDS = 1.0
-"""Metrics of this long travel together: a commit of SQLite costs about the same for one step as for ten."""
-RETRY_SECONDS = 10.0
-LOCAL_SECONDS = 60.0
-"""A file cannot be away: a fresh one only takes its time to be made, on a busy machine more than `CLOSE_SECONDS`."""
-CLOSE_SECONDS: dict[Status, float] = {"finished": 10.0, "failed": 10.0, "interrupted": 3.0}
-"""Longest wait at the end of a run; less after Ctrl-C, when somebody waits for the prompt."""
-MAX_WAITING = 200_000
-"""Values kept while the server is away, about 4,000 steps; later ones are not sent."""
-MAX_BATCH, MAX_PARAMS, MAX_VALUE, MAX_NAME = 1000, 100, 6000, 250
-"""MLflow's own limits: metrics and params a request, characters of a param's value and of a name."""
+MAX_PARAMS, MAX_VALUE, MAX_NAME = 100, 6000, 250
+"""MLflow's own limits: params a request, characters of a param's value and of a name."""
+MAX_LISTED = 100
+"""Tables of samples that MLflow's page lists, the newest: it keeps their names in a tag of 8,000 characters."""
 STATUS: dict[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 ENVIRONMENT = {
-    # MLflow's defaults wait for minutes; trying again later is this module's job.
+    # MLflow's defaults wait for minutes; trying again later is the tracker's job.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """Set for this process unless the user has set them."""
+ATTEMPT = "flowrl.attempt"
+"""Tag: how often the run was started, the first time included."""
 
 # Everything outside MLflow's alphabet, and what it refuses because a name must not resolve to another path:
 # a slash at an end or after a slash, and a dot that begins a part. The colon is allowed, but is our escape.
-_ESCAPED = re.compile(r"[^A-Za-z0-9_./ -]|^/|/\Z|(?<=/)/|(?<![^/])\.")
-_NAMED = {"@": "at"}
-_CHARACTERS = {"at": "@", "": ""}
-
-
-def to_mlflow(name: str) -> str:
-    """A name that MLflow accepts, different for every name: `val/acc@4` is `val/acc:at:4`, `time(s)` `time:28:s:29:`.
-
-    A character is escaped as its code point in hexadecimal between colons.
-    """
-    return _ESCAPED.sub(lambda match: f":{_NAMED.get(match[0]) or format(ord(match[0]), 'x')}:", name) or "::"
-
-
-def from_mlflow(name: str) -> str:
-    """The name that `to_mlflow` was given."""
-
-    def character(match: re.Match[str]) -> str:
-        return _CHARACTERS[match[1]] if match[1] in _CHARACTERS else chr(int(match[1], 16))
-
-    return re.sub(r":([0-9a-z]*):", character, name)
+REFUSED = re.compile(r"[^A-Za-z0-9_./ -]|^/|/\Z|(?<=/)/|(?<![^/])\.")
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -77,7 +44,7 @@ def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{name}", text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
 
 
-class MlflowRecorder:
+class Mlflow(Service):
     """One run of an MLflow experiment; without `uri`, `MLFLOW_TRACKING_URI` or `mlflow.db` beside the run folder."""
 
     def __init__(
@@ -88,128 +55,95 @@ class MlflowRecorder:
         uri: str | None,
         params: Mapping[str, Any],
         artifacts: Mapping[str, str],
-        note: Note,
     ) -> None:
         """`params` is the resolved document; `artifacts` maps file names to their text."""
         self._folder, self._experiment, self._params, self._artifacts = folder, experiment, params, artifacts
         self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.root / 'mlflow.db'}"
-        self._note = note
-        self._client: MlflowClient | None = None
+        self.shown = re.sub(r"//[^/@\s]*@", "//", f"MLflow at {self._uri}")
+        self.local = self._uri.startswith("sqlite:")
         self._run_id = ""
-        self._status: Status = "finished"
-        self._waiting: list[tuple[str, float, int, int]] = []
-        self._trouble: list[str] = []
-        self._complaints: set[str] = set()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="flowrl-mlflow", daemon=True)
-        self._thread.start()
+        self._tables: list[str] = []
 
-    def event(self, event: Event) -> None:
-        """Blocks of nodes are not for MLflow."""
-
-    def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics to the thread; NaN and infinity leave a gap, as MLflow cannot draw them."""
-        now = int(time.time() * 1000)
-        if len(self._waiting) < MAX_WAITING:
-            for name, value in metrics.items():
-                if math.isfinite(value) and self._fits(name):
-                    self._waiting.append((to_mlflow(name), float(value), now, step))
-        self._tell()
-
-    def note(self, text: str, level: Level = "info") -> None:
-        """Notes are not for MLflow."""
-
-    def stage(self, text: str) -> None:
-        """Not for the tracker."""
-
-    def close(self, status: Status, errors: Sequence[str] = ()) -> None:
-        """Send what is left and end the run in MLflow, within `CLOSE_SECONDS`."""
-        self._status = status
-        self._closing.set()
-        local = status == "finished" and self._uri.startswith("sqlite:")
-        self._thread.join(LOCAL_SECONDS if local else CLOSE_SECONDS[status])
-        if self._thread.is_alive():
-            self._complain("close", "did not answer in time; its last values may be missing")
-        self._tell()
-
-    def _tell(self) -> None:
-        """Pass the thread's trouble on; only ever in the caller's thread, so that no other recorder needs a lock."""
-        while self._trouble:
-            self._note(self._trouble.pop(0), "warning")
-
-    def _complain(self, topic: str, text: str) -> None:
-        """Something to pass on, once a topic; without the password that a URI may hold."""
-        if topic not in self._complaints:
-            self._complaints.add(topic)
-            self._trouble.append(re.sub(r"//[^/@\s]*@", "//", f"MLflow at {self._uri} {text}"))
-
-    def _fits(self, name: str) -> bool:
-        fits = len(to_mlflow(name)) <= MAX_NAME
-        if not fits:
-            self._complain(name, f"does not get '{name[:40]}...': it allows {MAX_NAME} characters for a name")
-        return fits
-
-    def _work(self) -> None:
-        while True:
-            last = self._closing.is_set()  # read first: whatever was handed over before close() is still sent
-            seconds = SEND_SECONDS
-            try:
-                self._send(last)
-            except Exception as error:  # whatever it is, training goes on
-                seconds = RETRY_SECONDS
-                self._complain("send", f"failed; training goes on, and it is tried again: {_brief(error)}")
-            if last:
-                return
-            self._closing.wait(seconds)
-
-    def _send(self, last: bool) -> None:
-        client = self._client or self._connect()
-        from mlflow.entities import Metric
-
-        while batch := self._waiting[:MAX_BATCH]:
-            client.log_batch(self._run_id, metrics=[Metric(*value) for value in batch])
-            del self._waiting[: len(batch)]
-        if last:
-            client.set_terminated(self._run_id, STATUS[self._status])
-
-    def _connect(self) -> MlflowClient:
+    def connect(self, run_id: str, complain: Complain) -> str:
+        """Make a client and a run; one that goes on is marked with the number of the attempt."""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):  # after the import, which sets their levels
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        client = MlflowClient(tracking_uri=self._uri)
-        tags = {"mlflow.source.name": "flowrl", "flowrl.folder": str(self._folder.path)}
-        experiment = self._experiment_id(client)
-        self._run_id = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
-        self._client = client
-        self._describe(client)
-        return client
+        self._complain, self._client = complain, MlflowClient(tracking_uri=self._uri)
+        if not (run_id and self._goes_on(run_id)):
+            tags = {"mlflow.source.name": "flowrl", "flowrl.folder": str(self._folder.path), ATTEMPT: "1"}
+            run = self._client.create_run(self._experiment_id(), tags=tags, run_name=self._folder.path.name)
+            self._run_id = str(run.info.run_id)
+            self._describe(self._params)
+        return self._run_id
 
-    def _experiment_id(self, client: MlflowClient) -> str:
-        found = client.get_experiment_by_name(self._experiment)
+    def _goes_on(self, run_id: str) -> bool:
+        """Whether that run is still there; it then runs again."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            run = None
+        if run is None or run.info.lifecycle_stage == "deleted":
+            self._complain("resume", f"has no run {run_id} any more; the resumed run is a new one there")
+            return False
+        self._run_id = run_id
+        self._client.update_run(run_id, status="RUNNING")
+        self._client.set_tag(run_id, ATTEMPT, str(int(run.data.tags.get(ATTEMPT, "1")) + 1))
+        self._describe({})  # a param cannot be changed
+        return True
+
+    def _experiment_id(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
         if found is not None:
             return str(found.experiment_id)
         # A server knows where artifacts belong; a database file would put them below the current folder.
-        local = self._uri.startswith("sqlite:")
-        location = (self._folder.root / "mlartifacts").as_uri() if local else None
-        return str(client.create_experiment(self._experiment, artifact_location=location))
+        location = (self._folder.root / "mlartifacts").as_uri() if self.local else None
+        return str(self._client.create_experiment(self._experiment, artifact_location=location))
 
-    def _describe(self, client: MlflowClient) -> None:
+    def _describe(self, params: Mapping[str, Any]) -> None:
         """Parameters and artifacts: tried once, since the metrics must not wait for them."""
         from mlflow.entities import Param
 
         try:
-            params = [Param(to_mlflow(name), text) for name, text in flat(self._params) if self._fits(name)]
-            for start in range(0, len(params), MAX_PARAMS):
-                client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
+            named = [Param(self._named(name), text) for name, text in flat(params) if self._fits(name)]
+            for start in range(0, len(named), MAX_PARAMS):
+                self._client.log_batch(self._run_id, params=named[start : start + MAX_PARAMS])
             for file, text in self._artifacts.items():
-                client.log_text(self._run_id, text, file)
+                self._client.log_text(self._run_id, text, file)
         except Exception as error:  # whatever it is, training goes on
-            self._complain("describe", f"did not take the parameters or the graph: {_brief(error)}")
+            self._complain("describe", f"did not take the parameters or the graph: {brief(error)}")
 
+    def send(self, points: Sequence[Point]) -> None:
+        """One request."""
+        from mlflow.entities import Metric
 
-def _brief(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+        metrics = [Metric(self._named(p.name), p.value, p.milliseconds, p.step) for p in points if self._fits(p.name)]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def show(self, samples: Samples) -> None:
+        """A table of MLflow's: JSON, and a tag that says so; its own `log_table` outgrows that tag."""
+        file = f"samples/step_{samples.step:06d}.json"
+        self._client.log_text(self._run_id, dumps({"columns": list(samples.columns), "data": samples.rows}), file)
+        self._tables = [*self._tables, file][-MAX_LISTED:]
+        listed = dumps([{"path": path, "type": "table"} for path in self._tables])
+        self._client.set_tag(self._run_id, "mlflow.loggedArtifacts", listed)
+
+    def end(self, status: Status) -> None:
+        """Say how it ended."""
+        self._client.set_terminated(self._run_id, STATUS[status])
+
+    def _named(self, name: str) -> str:
+        return escaped(name, REFUSED)
+
+    def _fits(self, name: str) -> bool:
+        fits = len(self._named(name)) <= MAX_NAME
+        if not fits:
+            self._complain(name, f"does not get '{name[:40]}...': it allows {MAX_NAME} characters for a name")
+        return fits

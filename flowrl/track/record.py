@@ -15,7 +15,7 @@ from typing import TextIO
 
 from flowrl.encode import dumps
 from flowrl.metrics import Failure
-from flowrl.schedule.record import Event, Level, Status
+from flowrl.schedule.record import Event, Level, Recorder, Status
 
 Note = Callable[[str, Level], None]
 """How a recorder tells the others about trouble of its own."""
@@ -45,7 +45,7 @@ def _make_new(wanted: Path) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
 
 
-class FolderRecorder:
+class FolderRecorder(Recorder):
     """Writes the files of a run folder; a full disk is noted once and never stops the run."""
 
     def __init__(self, folder: RunFolder, resolved: str, note: Note) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowrl.metrics import metric
 from flowrl.nodes._backend.chat import ChatTemplateError
 from flowrl.nodes._backend.engine import Completion, Engine
+from flowrl.rows import Array
 
 
 def encoded(engine: Engine, prompts: Sequence[Any]) -> list[list[int] | Exception]:
@@ -23,11 +26,18 @@ def encoded(engine: Engine, prompts: Sequence[Any]) -> list[list[int] | Exceptio
         return [error] if len(prompts) == 1 else [ids for prompt in prompts for ids in encoded(engine, [prompt])]
 
 
-def report(done: Sequence[Completion]) -> None:
-    """Metrics of finished sessions."""
-    lengths = [len(each.ids) for each in done]
-    metric("rollout/tokens", sum(lengths), reduce="sum")
-    metric("rollout/response_length/mean", sum(lengths), len(lengths))
-    metric("rollout/response_length/max", max(lengths, default=0), reduce="max")
+def report(done: Sequence[Completion], prompt_lengths: Array) -> None:
+    """Metrics of finished sessions. Lengths are of all tokens, whatever a mask of the loss leaves out later."""
+    lengths = np.array([len(each.ids) for each in done], dtype=np.int64)
+    metric("rollout/tokens", lengths.sum(), reduce="sum")
+    for name, found in (("rollout/response_length", lengths), ("rollout/prompt_length", prompt_lengths)):
+        metric(f"{name}/mean", found.sum(), len(found))
+        if len(found):
+            metric(f"{name}/min", found.min(), reduce="min")
+            metric(f"{name}/max", found.max(), reduce="max")
     for reason in ("stop", "length", "abort"):
         metric(f"rollout/finish/{reason}", sum(each.finish_reason == reason for each in done), len(done))
+    oldest = [int(each.versions.min()) for each in done if len(each.versions)]
+    metric("rollout/policy_version/mean", sum(oldest), len(oldest))
+    if oldest:
+        metric("rollout/policy_version/min", min(oldest), reduce="min")

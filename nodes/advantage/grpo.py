@@ -85,6 +85,7 @@ class Grpo(Node):
         metric("groups/no_signal", (~statistics.signal).sum(), reduce="sum")
         metric("groups/single", (statistics.num_scored == 1).sum(), reduce="sum")
         metric("advantage/abs", np.abs(advantage).sum(), len(advantage))
+        metric("advantage/min", advantage.min(initial=0.0), reduce="min")
         metric("advantage/max", advantage.max(initial=0.0), reduce="max")
 
 

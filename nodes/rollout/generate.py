@@ -156,10 +156,11 @@ class Generate(Node):
         # A failed session has settled too: nobody waits for it.
         rows = Rows([prompts.uids[e.request] for e in finished], groups, sessions, planned=planned, settled=planned)
         response_ids = Token[int].of(rows, [each.ids for each in done], "int")
-        report(done)
+        prompt_ids = PromptToken[int].of(rows, [requests[each.request].prompt for each in finished])
+        report(done, prompt_ids.lengths)
         return self.Out(
             rows,
-            PromptToken.of(rows, [requests[each.request].prompt for each in finished]),
+            prompt_ids,
             response_ids,
             Token(rows, np.ones(len(response_ids), dtype=np.bool_), response_ids.offsets),
             Token.of(rows, [each.log_probs for each in done], "float"),

@@ -101,6 +101,7 @@ class Policy(ModelNode):
         max_tokens: Step[int] | None = None,
     ) -> None:
         from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
@@ -115,8 +116,9 @@ class Policy(ModelNode):
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
-            for index in mini_batches(rows, self.minibatch, shuffle_seed):
-                self._update(batch.take(index), temperature.value, budget)
+            for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
+                with utilization(self._context, self._trainer.module, part.prompts, part.responses):
+                    self._update(part, temperature.value, budget)
 
     def _update(self, batch: TokenRows, temperature: float, max_tokens: int) -> None:
         """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""

@@ -24,7 +24,7 @@ def test_a_mean_weighs_parts_by_their_size() -> None:
     assert report.metrics["loss"].value == 3.5
 
 
-@pytest.mark.parametrize(("reduce", "value"), [("sum", 7.0), ("max", 5.0), ("last", 2.0)])
+@pytest.mark.parametrize(("reduce", "value"), [("sum", 7.0), ("max", 5.0), ("min", 2.0), ("last", 2.0)])
 def test_other_reductions(reduce: str, value: float) -> None:
     with collect() as report:
         for total in (5.0, 2.0):

@@ -22,6 +22,9 @@ from flowrl.model_files import (
     tokenizer_fault,
 )
 
+OTHER_TIMES = frozenset({"step", "engine"})
+"""What is timed beside the nodes."""
+
 
 def model_folder(subject: Subject) -> Iterator[Problem]:
     """FR010: folders and files of models must be there; other names may be hub ids."""
@@ -58,7 +61,11 @@ def revision_of_a_folder(subject: Subject) -> Iterator[Problem]:
 
 
 def reserved_name(subject: Subject) -> Iterator[Problem]:
-    """FR007: `data` is what the training data is called in the graph."""
+    """FR007: `data` is what the training data is called in the graph, and two names of metrics are the engine's."""
+    for name in sorted(OTHER_TIMES & subject.bound.nodes.keys()):
+        yield Problem("FR007", subject.place("nodes", name, key=True),
+                      f"nodes.{name}: its time would be the metric time/{name}, which is that of the "
+                      f"{'whole step' if name == 'step' else 'engine'}", "another name")  # fmt: skip
     if DATA in subject.bound.nodes:
         yield Problem("FR007", subject.place("nodes", DATA, key=True),
                       f"nodes.{DATA}: '{DATA}' is the training data, which no node can be", "another name")  # fmt: skip

@@ -47,11 +47,21 @@ def work(
     logits = prompts + rows * fed
     flops: int | Unknown = architecture if isinstance(architecture, Unknown) else 0
     if isinstance(architecture, Architecture):
-        width = architecture.num_heads * architecture.head_dim
-        weights = 2 * (architecture.num_layer_weights * tokens + architecture.hidden * architecture.vocabulary * logits)
-        attention = 4 * architecture.num_layers * width * attended
+        weights, attention = _forward(architecture, tokens, attended, logits)
         flops = round(times * weights + (attention_times or times) * attention)
     return Work(node, model, tokens, attended, logits, times, flops)
+
+
+def forward_flops(architecture: Architecture, tokens: int, attended: float, logits: int) -> float:
+    """Of one forward pass of so many tokens, that attend to so many in all, and of which so many have logits."""
+    return sum(_forward(architecture, tokens, attended, logits))
+
+
+def _forward(architecture: Architecture, tokens: int, attended: float, logits: int) -> tuple[int, float]:
+    """Of a forward pass, the part with weights, and that of the attention, which has none."""
+    width = architecture.num_heads * architecture.head_dim
+    weights = 2 * (architecture.num_layer_weights * tokens + architecture.hidden * architecture.vocabulary * logits)
+    return weights, 4 * architecture.num_layers * width * attended
 
 
 def work_of_passes(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flowrl.engine.call import Receipt
 from flowrl.engine.tally import Tally, covered
+from flowrl.errors import RunError
 from flowrl.metrics import Failure, Metric
 from flowrl.rows import Rows
 
@@ -59,6 +60,26 @@ def test_metrics_of_all_receipts_are_merged_by_their_reduction(tally: Tally) -> 
 def test_failed_rows_are_counted_and_a_failure_without_rows_is_one(tally: Tally) -> None:
     tally.add(receipt("a", 0, 1, failures=(Failure(("u0_0_0", "u0_1_0"), "x"), Failure((), "y"))))
     assert tally.metrics()["rows/failed"] == 3.0
+
+
+def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
+    tally = Tally(3, version=9)
+    versions = (
+        Metric("rollout/policy_version/mean", 34.0, 4, "mean"),
+        Metric("rollout/policy_version/min", 7, 1, "min"),
+    )
+    tally.add(receipt("a", 0, 1, metrics=versions))
+    metrics = tally.metrics()
+    assert metrics["staleness/mean"] == 0.5
+    assert metrics["staleness/max"] == 2
+
+
+@pytest.mark.parametrize("name", ["time/step", "time/a", "step", "rows/failed", "throughput/tokens_per_s"])
+def test_a_node_that_reports_a_metric_of_the_engines_ends_the_run(tally: Tally, name: str) -> None:
+    metrics = (Metric(name, 1.0, 1.0, "mean"), Metric("rollout/tokens", 1, 1, "sum"))
+    tally.add(receipt("a", 0, 1, metrics=metrics))
+    with pytest.raises(RunError, match=f"a node reports the metric '{name}', which the engine measures"):
+        tally.metrics()
 
 
 def test_without_any_node_all_of_the_step_is_the_engine(tally: Tally) -> None:

@@ -230,14 +230,12 @@ def trained_adapter(spec: ModelSpec) -> tuple[Any, Trainer]:
     """A model of its own that has taken over what a trainer's checkpoint holds, and that trainer."""
     options = StateDictOptions(ignore_frozen_params=True, strict=False)
     trainer = updated(context_of(spec))
-    state, moments = get_state_dict(trainer.module, trainer.optimizer.optimizer, options=options)
+    state, moments = get_state_dict(trainer.module, trainer.optimizer, options=options)
     assert state
     assert all("lora_" in name for name in state)
     other = Trainer(context_of(spec, seed=9))
-    set_state_dict(
-        other.module, other.optimizer.optimizer, model_state_dict=state, optim_state_dict=moments, options=options
-    )
-    one, two = (t.optimizer.optimizer.state_dict()["state"] for t in (trainer, other))
+    set_state_dict(other.module, other.optimizer, model_state_dict=state, optim_state_dict=moments, options=options)
+    one, two = (t.optimizer.state_dict()["state"] for t in (trainer, other))
     assert all(torch.equal(one[key]["exp_avg_sq"], two[key]["exp_avg_sq"]) for key in one)
     return other.module, trainer
 

@@ -98,7 +98,8 @@ def test_engine_keys_are_the_same_for_documents_and_node_classes() -> None:
         ("name: small", "name: small\nnodse: {}", "FR005", "nodse", "the document has no key 'nodse'", "'nodes'"),
         ("name: small", "name: small\nsteps: 3", "FR005", "steps", "no key 'steps'", "'steps' belongs in run"),
         ("name: small", "name: small\ncheckpoint: {evry: 3}", "FR005", "evry", "checkpoint has no key", "'every'"),
-        ("name: small", "name: s\ntracking: {type: wandb}", "FR007", "wandb", "must be mlflow or none", ""),
+        ("name: small", "name: s\ntracking: {type: wand}", "FR007", "wand", "tensorboard, wandb or none", "'wandb'"),
+        ("name: small", "name: s\ntracking: {type: wandb, mode: on}", "FR007", "on", "online, offline or disabled", ""),
         ("name: small", "name: s\ntracking: [{type: mlflow, url: x}]", "FR005", "url", "tracking[0] has no", "'uri'"),
     ],
 )  # fmt: skip

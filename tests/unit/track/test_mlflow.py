@@ -19,10 +19,10 @@ from mlflow.entities import Run
 from mlflow.utils.validation import _validate_metric_name
 
 from flowrl.schedule.record import Status
-from flowrl.spec.document import MlflowTracking, NoTracking
-from flowrl.track import Recorders, RunFolder, make_recorders
-from flowrl.track import mlflow as tracker
-from flowrl.track.mlflow import flat, from_mlflow, to_mlflow
+from flowrl.spec.tracking import MlflowTracking, NoTracking
+from flowrl.track import Recorders, RunFolder, make_recorders, tracker
+from flowrl.track.mlflow import REFUSED, flat
+from flowrl.track.names import escaped, unescaped
 
 LONG = "x" * 7000
 
@@ -62,7 +62,7 @@ def test_the_store_holds_metrics_under_reversible_names(finished: tuple[RunFolde
     client, (run,) = runs_at(f"sqlite:///{folder.root / 'mlflow.db'}", "grpo")
     assert run.info.status == "FINISHED"
     assert run.info.run_name == folder.path.name
-    names = {from_mlflow(name) for name in run.data.metrics}
+    names = {unescaped(name) for name in run.data.metrics}
     assert names == {"reward/mean", "val/acc@4", "time(s)", "größe"}, "NaN and infinity leave a gap"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(1, 0.25), (2, 0.5), (3, 0.75)]
@@ -161,15 +161,15 @@ def test_what_waited_is_sent_when_the_tracker_is_back(
 @example(":at:")
 @example("..0")
 def test_every_name_comes_back_and_is_one_that_mlflow_takes(name: str) -> None:
-    mapped = to_mlflow(name)
-    assert from_mlflow(mapped) == name
+    mapped = escaped(name, REFUSED)
+    assert unescaped(mapped) == name
     assert re.fullmatch(r"[/\w.\- :]+", mapped, re.ASCII)
     _validate_metric_name(mapped)  # type: ignore[no-untyped-call]
 
 
 @given(st.text(max_size=10), st.text(max_size=10))
 def test_two_names_never_clash(one: str, other: str) -> None:
-    assert (to_mlflow(one) == to_mlflow(other)) == (one == other)
+    assert (escaped(one, REFUSED) == escaped(other, REFUSED)) == (one == other)
 
 
 def test_parameters_are_flat_and_none_is_lost() -> None:
