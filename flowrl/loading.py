@@ -1,18 +1,22 @@
-"""The training data of a run: loaded, its prompts counted as the rollouts read them, enough for a batch."""
+"""The data of a run: loaded, its prompts counted as the rollouts read them, enough for a batch or for a validation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
-from flowrl.data.base import BAD_DATA, Lengths, Loading, Placed
-from flowrl.data.rows import Row
-from flowrl.data.stream import PromptStream
+from flowrl.data.base import BAD_DATA, DataSet, Lengths, Loading, Placed
+from flowrl.data.mixture import SOURCE_COLUMN
+from flowrl.data.rows import Loaded, Mixed, Part, Row, Streamed
+from flowrl.data.stream import Prompt, PromptStream, prompt_uid
 from flowrl.data.values import PROMPT
 from flowrl.errors import PipelineError, Place, Problem
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.build import DATA
+from flowrl.graph.build import DATA, Graph
 from flowrl.graph.plan import Plan
+from flowrl.graph.validation import evaluation_of
 from flowrl.spec.read import Reading
 
 
@@ -39,10 +43,71 @@ def load_prompts(plan: Plan, reading: Reading, note: Callable[[str], None]) -> P
 
     `note` takes what a person should know of it.
     """
-    train = plan.document.data["train"]
+    with loading_of(plan, reading, "train", plan.graph.training, note) as (loading, told):
+        train = plan.document.data["train"]
+        prompts = PromptStream(train.load(loading), plan.document.run.seed, train.shuffle)
+        if short := prompts.shortage(plan.document.prompts_in_flight):
+            lower = f"lower {plan.document.decides_prompts_in_flight}"
+            raise PipelineError([_too_few(train, loading, told, short, f"add rows, allow longer prompts, or {lower}")])
+        return prompts
+
+
+def load_validation(plan: Plan, reading: Reading, note: Callable[[str], None]) -> dict[str, tuple[Prompt, ...]]:
+    """The rows of every evaluation, by its name, in the order of the data. Raises `PipelineError` where there are none.
+
+    Their uids are those of no training row: `val:u17` is row 17 of data set `val`.
+    """
+    found: dict[str, tuple[Prompt, ...]] = {}
+    for walk in plan.walks():
+        data = plan.document.data[walk.dataset]
+        with loading_of(plan, reading, walk.dataset, plan.graph_of(walk), note) as (loading, told):
+            rows = list(islice(_numbered(data.load(loading), loading, walk.max_rows), walk.max_rows))
+            if not rows:
+                raise PipelineError([_too_few(data, loading, told, "there is no row to validate on", "add rows")])
+        prompts = tuple(Prompt(f"{walk.dataset}:{uid}", row) for uid, row in rows)
+        found |= dict.fromkeys(walk.evaluations, prompts)
+    _refuse_same_names(plan, reading, found)
+    return found
+
+
+def _numbered(rows: Loaded, loading: Loading, max_rows: int | None) -> Iterator[Prompt]:
+    """The rows of all sources one after the other. Raises `PipelineError` for a stream without a `max_rows`."""
+    for source, part in enumerate(rows.parts if isinstance(rows, Mixed) else (Part(rows),)):
+        if isinstance(part.rows, Streamed) and max_rows is None:
+            fact = f"{loading.name} is read as a stream, of which nobody knows the end before it comes"
+            fix = "max_rows: 500 in the node that evaluates"
+            raise PipelineError([Problem(BAD_DATA, loading.place("type"), fact, fix)])
+        position = 0
+        while part.rows.reaches(position + 1) if isinstance(part.rows, Streamed) else position < len(part.rows):
+            yield Prompt(prompt_uid(0, position, source=source), {**part.defaults, **part.rows[position]})
+            position += 1
+
+
+def _refuse_same_names(plan: Plan, reading: Reading, found: Mapping[str, Sequence[Prompt]]) -> None:
+    """FR031: two evaluations that would report the same names, for rows of the same source."""
+    owners: dict[tuple[str, str], str] = {}
+    for name, prompts in found.items():
+        node = plan.graph.nodes[name]
+        evaluation, column = evaluation_of(node), node.reads.get(SOURCE_COLUMN, ("",))[0]
+        for source in dict.fromkeys(str(prompt.row.get(column) or evaluation.dataset) for prompt in prompts):
+            other = owners.setdefault((evaluation.prefix, source), name)
+            if other != name:
+                fact = f"nodes.{name} and nodes.{other} would both report {evaluation.prefix}/{source}/..."
+                place, fix = reading.place(("nodes", name), key=True), f"prefix: {evaluation.prefix}_{name}"
+                raise PipelineError([Problem("FR031", place, fact, f"nodes.{name}: {{{fix}}}")])
+
+
+@contextmanager
+def loading_of(
+    plan: Plan, reading: Reading, name: str, graph: Graph, note: Callable[[str], None]
+) -> Iterator[tuple[Loading, list[str]]]:
+    """What a data set is loaded with, for the nodes of a graph, and what it says meanwhile.
+
+    What cannot be read becomes a problem.
+    """
 
     def place(*keys: str) -> Place:
-        return reading.place(("data", "train", *keys))
+        return reading.place(("data", name, *keys))
 
     told: list[str] = []
 
@@ -51,24 +116,22 @@ def load_prompts(plan: Plan, reading: Reading, note: Callable[[str], None]) -> P
         note(text)
 
     try:
-        rows = train.load(Loading("data.train", place, prompt_lengths(plan, place), noted))
-        prompts = PromptStream(rows, plan.document.run.seed, train.shuffle)
-        short = prompts.shortage(plan.document.prompts_in_flight)
+        yield Loading(f"data.{name}", place, prompt_lengths(plan, graph, place), noted), told
     except OSError as error:
-        fact = f"data.train cannot be read: {error.strerror or error}"
+        fact = f"data.{name} cannot be read: {error.strerror or error}"
         raise PipelineError([Problem(BAD_DATA, place("type"), fact)]) from error
-    if short:
-        fix = f"add rows, allow longer prompts, or lower {plan.document.decides_prompts_in_flight}"
-        where = place("max_prompt_tokens" if train.max_prompt_tokens is not None else "type")
-        raise PipelineError([Problem(BAD_DATA, where, f"data.train: {short}", fix, tuple(told))])
-    return prompts
 
 
-def prompt_lengths(plan: Plan, place: Placed) -> Lengths:
-    """Counts the tokens of rows' prompts as the rollouts read them, the most where there are several."""
-    columns = [field.name for field in plan.graph.fields.values() if field.writer == DATA]
+def _too_few(data: DataSet, loading: Loading, told: Sequence[str], fact: str, fix: str) -> Problem:
+    where = loading.place("max_prompt_tokens" if data.max_prompt_tokens is not None else "type")
+    return Problem(BAD_DATA, where, f"{loading.name}: {fact}", fix, tuple(told))
+
+
+def prompt_lengths(plan: Plan, graph: Graph, place: Placed) -> Lengths:
+    """Counts the tokens of rows' prompts as the rollouts of a graph read them, the most where there are several."""
+    columns = [field.name for field in graph.fields.values() if field.writer == DATA]
     rollouts: list[tuple[BoundNode, str]] = []
-    for node in plan.graph.nodes.values():
+    for node in graph.nodes.values():
         read = [field for field in node.reads.get(PROMPT, ()) if field in columns]
         if node.weights == "generates" and node.node is not None and read:
             rollouts.append((node, read[0]))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.evaluation import Asked
 from flowrl.functions import sent_code
 from flowrl.metrics import Failure, Metric
 from flowrl.model import ModelSpec
@@ -77,6 +78,8 @@ class Call:
     attempt: int = 1
     block_groups: int | None = None
     """A stream sends a block when so many groups have settled; None sends everything at the end."""
+    asked: Asked | None = None
+    """What a validation asks; None in training."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Recorder(Protocol):
         """A block of a node instance has ended."""
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """A step (from 1) has ended; metric names as in the run folder."""
+        """A step (from 1) has ended; metric names as in the run folder. Step 0 is what was measured before training."""
 
     def note(self, text: str, level: Level = "info") -> None:
         """Something a person should read."""

@@ -12,13 +12,17 @@ class History:
 
     def __init__(self) -> None:
         self.metrics: list[Mapping[str, float]] = []
+        self.before_training: Mapping[str, float] = {}
 
     def event(self, event: Event) -> None:
         """Not kept."""
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics."""
-        self.metrics.append(dict(metrics))
+        """Keep the metrics; those of step 0 apart."""
+        if step:
+            self.metrics.append(dict(metrics))
+        else:
+            self.before_training = dict(metrics)
 
     def note(self, text: str, level: Level = "info") -> None:
         """Not kept."""

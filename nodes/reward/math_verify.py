@@ -13,8 +13,8 @@ from pydantic import Field
 from flowrl.batch import Prompt, Sample
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.answers import scored
+from flowrl.nodes._backend.final_answer import boxed, marked
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][+-]?\d{1,2}(?!\w)")
 """A number such as 1.5e-3, of which the library reads no more than 1.5."""
 NO_FORMULA = re.compile(r"(?<!\\)\b[A-Za-z]{2,}|\d\s+\d|\n|\$|\\\(|\\\[")
@@ -80,21 +80,10 @@ class MathVerify(Node):
 
 def _last_answer(text: str) -> str:
     """The part of a text that holds its last answer, marked as a formula where it is one."""
-    for box in reversed(list(BOX.finditer(text))):
-        if (content := _braced(text[box.end() :])) is not None:
-            return f"\\boxed{{{_plain_numbers(content)}}}"
-    bare = _plain_numbers(text.rpartition("####")[2].strip())
+    if (content := boxed(text)) is not None:
+        return f"\\boxed{{{_plain_numbers(content)}}}"
+    bare = _plain_numbers(marked(text))
     return bare if NO_FORMULA.search(bare) or len(bare) > MAX_FORMULA else f"${bare}$"
-
-
-def _braced(text: str) -> str | None:
-    """What stands before the brace that closes; None where it is missing, as in a response that was cut off."""
-    depth = 1
-    for position, letter in enumerate(text):
-        depth += (letter == "{") - (letter == "}")
-        if not depth:
-            return text[:position]
-    return None
 
 
 def _plain_numbers(text: str) -> str:
