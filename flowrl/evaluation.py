@@ -71,6 +71,13 @@ class Evaluation(Node):
         given = ((name, getattr(self, name)) for name in SAMPLING)
         return Asked(self.samples, tuple((name, value) for name, value in given if value is not None))
 
+    def on(self) -> str:
+        """On what it runs, for people: `all rows of data.val, 4 samples each, temperature 0.6`."""
+        rows = f"the first {self.max_rows:,} rows" if self.max_rows is not None else "all rows"
+        samples = f"{self.samples:,} sample{'s' * (self.samples > 1)} each"
+        settings = (f"{name} {value:g}" for name, value in self.asked().settings)
+        return ", ".join([f"{rows} of data.{self.dataset}", samples, *settings])
+
     def due(self, step: int, every: int, num_steps: int) -> bool:
         """Whether it runs after a step; step 0 is the time before training."""
         if step == 0:

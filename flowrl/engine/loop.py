@@ -242,16 +242,16 @@ class Loop:
         else:
             progress.settle(node.name, receipt.settled)
         if progress.is_done(node.name):
-            self.stop_if_too_many_failed(node, receipt, progress)
+            self.stop_if_too_many_failed(node, receipt)
 
-    def stop_if_too_many_failed(self, node: BoundNode, receipt: Receipt, progress: Progress) -> None:
+    def stop_if_too_many_failed(self, node: BoundNode, receipt: Receipt) -> None:
         """Rows that fail are left out; when most of a step's are, what is left says little, and nobody looks."""
         num_failed, num_rows = self.tally.num_failed(node.name), self.tally.num_rows(node.name)
         limit = self.plan.document.run.max_failed
         if num_failed > limit * num_rows:
             first = self.tally.failures[node.name][0]
-            share = f"{num_failed} of {num_rows} rows of {progress.title} failed (run.max_failed: {limit:g})"
-            share = share if num_failed < num_rows else f"every row of {progress.title} failed"
+            share = f"{num_failed} of {num_rows} rows of step {receipt.step} failed (run.max_failed: {limit:g})"
+            share = share if num_failed < num_rows else f"every row of step {receipt.step} failed"
             raise RunError(f"{share}, the first with {first.error}", node=node.name, worker=receipt.worker,
                            rows=first.rows, details=first.traceback)  # fmt: skip
 
