@@ -34,9 +34,14 @@ async def validate(loop: Loop, step: int) -> dict[str, float]:
 
 
 def blocks(plan: Plan, walk: Walk) -> dict[str, int]:
-    """Groups that a node works on at a time; one that generates has no more sessions in a call than in training."""
-    rollouts = [node.name for node in plan.graph.nodes.values() if node.weights == "generates"]
-    return {**plan.canonical_groups, **dict.fromkeys(rollouts, max(1, plan.num_samples // walk.asked.samples))}
+    """Groups that a node works on at a time.
+
+    One that generates has no more sessions at a time than in training, but a group for each copy of its model.
+    """
+    rollouts = [node for node in plan.graph.nodes.values() if node.weights == "generates"]
+    copies = {node.name: plan.pools[plan.pool_of(node)].workers // node.workers_per_copy for node in rollouts}
+    fitting = max(1, plan.num_samples // walk.asked.samples)
+    return {**plan.canonical_groups, **{name: max(fitting, num) for name, num in copies.items()}}
 
 
 def admit(loop: Loop, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int) -> tuple[str, ...]:

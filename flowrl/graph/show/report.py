@@ -140,10 +140,11 @@ def _fields(plan: Plan, sizes: Sizes) -> Iterator[str]:
     rows = [("field", "type", "bytes", "written by", "read by", "dropped after")]
     for field in fields:
         size = sizes.fields[field.name]
+        stored = "in validation" if field.readers else "never stored"
         readers = sorted(plan.readers(field), key=lambda name: order.get(name, len(order)))
         rows.append(
             (field.name, str(field.type), ("" if size.exact else "~") + human_bytes(size.num_bytes), field.writer,
-             listed(readers) or "nobody", listed(size.released_after) or ("in validation" if readers else "never stored"))
+             listed(readers) or "nobody", listed(size.released_after) or stored)
         )  # fmt: skip
     yield from table(rows, right=(2,))
 
