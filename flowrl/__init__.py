@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowrl.batch import Batch, Json, Prompt, PromptToken, Sample, Step, Token
     from flowrl.errors import PipelineError, Problem, RunError
+    from flowrl.evaluation import Evaluation
     from flowrl.fields import FieldType
     from flowrl.metrics import failure, metric
     from flowrl.node import Context, Node
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 _HOME = {
     "flowrl.batch": ("Batch", "Json", "Prompt", "PromptToken", "Sample", "Step", "Token"),
     "flowrl.errors": ("PipelineError", "Problem", "RunError"),
+    "flowrl.evaluation": ("Evaluation",),
     "flowrl.fields": ("FieldType",),
     "flowrl.metrics": ("failure", "metric"),
     "flowrl.node": ("Context", "Node"),
@@ -32,8 +34,8 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Batch", "Context", "FieldType", "Jagged", "Json", "Node", "Pipeline", "PipelineError", "Problem", "Prompt",
-    "PromptToken", "Rows", "RunError", "Sample", "Step", "Token", "failure", "load", "metric",
+    "Batch", "Context", "Evaluation", "FieldType", "Jagged", "Json", "Node", "Pipeline", "PipelineError", "Problem",
+    "Prompt", "PromptToken", "Rows", "RunError", "Sample", "Step", "Token", "failure", "load", "metric",
 ]  # fmt: skip
 
 

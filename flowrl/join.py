@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.batch import Batch, Prompt, PromptToken, Sample, Step, Token
-from flowrl.column import Column
+from flowrl.column import Column, as_array
 from flowrl.rows import Array, Jagged, Rows
 
 
@@ -103,6 +103,26 @@ def join(parts: Sequence[Batch]) -> Batch:
         types |= block.types
     prompts_only = [block for block in blocks if not _has_samples(block)]
     return _join_groups(Batch(base.rows, columns, types), prompts_only)
+
+
+def with_groups(batch: Batch, parts: Iterable[Batch], uids: Iterable[str], planned: int) -> Batch:
+    """The batch with those of these groups that it lacks, without trajectories; so many were planned for each.
+
+    A `Prompt` column takes their values from the parts; a group for which one has none stays away.
+    """
+    values: dict[str, dict[str, Any]] = {n: {} for n, c in batch.columns.items() if isinstance(c, Prompt)}
+    for part in parts:
+        for name in values.keys() & part.columns.keys():
+            values[name] |= zip(part.rows.uids, part.columns[name].values, strict=True)
+    lost = [uid for uid in uids if uid not in set(batch.rows.uids) and all(uid in known for known in values.values())]
+    old, every = batch.rows, [*batch.rows.uids, *lost]
+    sizes = [planned] * len(every)
+    rows = Rows(every, old.group, old.session, old.output, planned=sizes, settled=sizes)
+    where, nothing = np.arange(len(old)), np.zeros(0, np.int64)
+    columns = {name: _taken(c, rows, where, nothing) for name, c in batch.columns.items() if name not in values}
+    for name, known in values.items():
+        columns[name] = Prompt(rows, as_array([known[uid] for uid in every], batch.types[name].dtype))
+    return Batch(rows, {name: columns[name] for name in batch.columns}, batch.types)
 
 
 def _has_samples(batch: Batch) -> bool:

@@ -7,13 +7,13 @@ import io
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.data.stream import PromptStream
+from flowrl.data.stream import Prompt, PromptStream
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.local import LocalCluster
 from flowrl.engine.loop import Loop
@@ -22,7 +22,7 @@ from flowrl.errors import PipelineError, Problem, RunError
 from flowrl.graph.checks.weights import refused_placements
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
-from flowrl.loading import Notes, load_prompts
+from flowrl.loading import Notes, load_prompts, load_validation
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders, missing_package
 from flowrl.track.history import History
@@ -41,6 +41,8 @@ class Result:
     """Where its records are."""
     metrics: tuple[Mapping[str, float], ...]
     """One mapping for each step."""
+    before_training: Mapping[str, float]
+    """What evaluations with `before_training` have measured; empty without one."""
 
 
 def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
@@ -51,7 +53,7 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
     elif address is None:
         require(plan, reading, {"CPU": float(num_cores())})
     notes = Notes()
-    prompts = load_prompts(plan, reading, notes)
+    prompts, validation = load_prompts(plan, reading, notes), load_validation(plan, reading, notes)
     folder = make_folder(plan, reading)
     recorder = make_recorders(
         plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
@@ -63,8 +65,8 @@ def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address:
     history = History()
     recorder.add(history)
     with signals_restored():
-        run_recorded(plan, reading, prompts, recorder, local=local, address=address)
-    return Result(folder.path, tuple(history.metrics))
+        run_recorded(plan, reading, prompts, validation, recorder, local=local, address=address)
+    return Result(folder.path, tuple(history.metrics), history.before_training)
 
 
 def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) -> str:
@@ -76,6 +78,7 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
     refuse_unavailable(plan, reading, accelerators_here(local, address), address)
     notes = Notes()
     load_prompts(plan, reading, notes)
+    load_validation(plan, reading, notes)
     data = "".join(f"\n  {note}" for note in notes.kept)
     try_folder(plan, reading)
     if local:
@@ -146,7 +149,14 @@ def _no_folder(plan: Plan, reading: Reading, error: OSError) -> PipelineError:
 
 
 def run_recorded(
-    plan: Plan, reading: Reading, prompts: PromptStream, recorder: Recorders, *, local: bool, address: str | None
+    plan: Plan,
+    reading: Reading,
+    prompts: PromptStream,
+    validation: Mapping[str, Sequence[Prompt]],
+    recorder: Recorders,
+    *,
+    local: bool,
+    address: str | None,
 ) -> None:
     """Start the workers, run the loop, and end them, whatever happens."""
     cluster: Cluster | None = None
@@ -168,7 +178,7 @@ def run_recorded(
         on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
         workers = worker_setups(plan, num_cores=num_cores(), device=device, can_kill=not local)
         cluster.start(workers)
-        asyncio.run(Loop(plan, workers, cluster, prompts, recorder).train())
+        asyncio.run(Loop(plan, workers, cluster, prompts, recorder, validation).train())
     except (KeyboardInterrupt, asyncio.CancelledError):
         on_signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
         recorder.close("interrupted")

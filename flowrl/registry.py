@@ -116,7 +116,7 @@ class NodeRef:
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The way of an error through the user's code: without the frames of the import and of making a class."""
     here = Path(__file__).parent
-    others = {__file__, str(here / "node.py"), str(here / "ports.py"), importlib.__file__}
+    others = {__file__, *(str(here / name) for name in ("node.py", "ports.py", "evaluation.py")), importlib.__file__}
     machinery = ("<", f"{Path(pydantic.__file__).parent}{os.sep}")
     frames = traceback.extract_tb(error.__traceback__)
     return [one for one in frames if one.filename not in others and not one.filename.startswith(machinery)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.evaluation import Asked
 from flowrl.functions import sent_code
 from flowrl.metrics import Failure, Metric
 from flowrl.model import ModelSpec
@@ -83,6 +84,8 @@ class Call:
     """A stream sends a block when so many groups have settled; None sends everything at the end."""
     samples: tuple[str, ...] = ()
     """Groups whose values per sample are returned as one object more, for people to read."""
+    asked: Asked | None = None
+    """What a validation asks; None in training."""
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.batch import Batch, Prompt
-from flowrl.column import Column, as_array
-from flowrl.data.stream import PromptStream
+from flowrl.data.stream import Prompt, PromptStream
 from flowrl.engine.call import Call, Receipt, WorkerSetup
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.engine.tally import Tally
+from flowrl.engine.validation import admit, validate
 from flowrl.errors import RunError
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
@@ -50,8 +49,16 @@ class Loop:
     """Runs a plan on a cluster."""
 
     def __init__(
-        self, plan: Plan, workers: Sequence[WorkerSetup], cluster: Cluster, prompts: PromptStream, recorder: Recorder
+        self,
+        plan: Plan,
+        workers: Sequence[WorkerSetup],
+        cluster: Cluster,
+        prompts: PromptStream,
+        recorder: Recorder,
+        validation: Mapping[str, Sequence[Prompt]] | None = None,
     ) -> None:
+        """`validation` holds the rows of every evaluation, by its name."""
+        self.validation = validation or {}
         self.plan, self.cluster, self.prompts, self.recorder = plan, cluster, prompts, recorder
         self.schedule: Schedule = Sync(plan.document.batch.prompts)
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
@@ -72,36 +79,33 @@ class Loop:
         """THE LOOP: for every step, submit what is ready, collect what settles, release what is read, record."""
         num_steps = self.plan.document.run.steps
         try:
+            if measured := await validate(self, 0):
+                self.unrecorded.append((0, num_steps, measured))
             for step in range(1, num_steps + 1):
-                progress = self.begin(step)
-                while not progress.complete:
-                    for task in progress.ready():
-                        self.submit(task, progress)
-                    self.collect(await self.next_arrival(progress), progress)
-                    self.store.release(progress.released())
-                self.unrecorded.append((step, num_steps, self.tally.metrics()))
+                await self.walk(self.begin(step))
                 self.sampler.end(step)
-                self.store.clear()
+                metrics = self.tally.metrics()
+                self.unrecorded.append((step, num_steps, metrics | await validate(self, step)))
         finally:
             self.record()
             await self.sampler.close()
 
+    async def walk(self, progress: Progress) -> None:
+        """One walk through the graph, to its end."""
+        while not progress.complete:
+            for task in progress.ready():
+                self.submit(task, progress)
+            self.collect(await self.next_arrival(progress), progress)
+            self.store.release(progress.released())
+        self.store.clear()
+
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
         self.tally, self.failed_attempts = Tally(step, max(self.versions.values(), default=0)), {}
-        group = self.plan.document.batch.group
-        prompts = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0))
-        num = len(prompts)
-        rows = Rows([prompt.uid for prompt in prompts], planned=[group] * num, settled=[0] * num)
-        fields = [field for field in self.plan.graph.fields.values() if field.writer == "data" and field.readers]
-        columns: dict[str, Column[Any]] = {
-            f.name: Prompt(rows, as_array([prompt.row[f.name] for prompt in prompts], f.type.dtype)) for f in fields
-        }
-        batch = Batch(rows, columns, {f.name: f.type for f in fields})
+        prompts, graph = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0)), self.plan.of_step(step)
+        batch = admit(self, graph, prompts, self.plan.document.batch.group)
         self.sampler.begin(step, batch)
-        if columns:
-            self.store.add(self.cluster.put(batch), columns, rows)
-        return Progress(self.plan.graph, step, rows.uids, self.plan.canonical_groups)
+        return Progress(graph, step, batch.rows.uids, self.plan.canonical_groups)
 
     def submit(self, task: Task, progress: Progress) -> None:
         """Start a task on free workers of its pool; without a free one it stays ready."""
@@ -116,7 +120,7 @@ class Loop:
         parts = self.store.find(node.fields_read, task.uids)
         progress.submit(node.name, task.uids)
         if node.weights == "updates" and not any(len(part.rows) for part in parts):
-            raise RunError(f"step {task.step}: no trajectory is left to train on", node=node.name, rows=task.uids)
+            raise RunError(f"{progress.title}: no trajectory is left to train on", node=node.name, rows=task.uids)
         shares = [task.uids] * len(workers)
         if node.weights in (None, "generates"):
             shares = [task.uids[rank :: len(workers)] for rank in range(len(workers))]
@@ -126,7 +130,7 @@ class Loop:
         for worker, uids in zip(workers, shares, strict=False):
             attempt = 1 + max(self.failed_attempts.get((node.name, uid), 0) for uid in uids)
             samples = self.sampler.asked_of(node, uids)
-            call = Call(node.name, task.step, uids, attempt, self.block_groups(node), samples)
+            call = Call(node.name, task.step, uids, attempt, self.block_groups(node), samples, progress.asked)
             # Nothing queues behind a stream: what it would start on depends on the clock.
             load = MAX_QUEUED if call.block_groups is not None else 1
             self.start(self.run(worker, call, [part.ref for part in parts], load), node, [worker] * load)
@@ -220,9 +224,7 @@ class Loop:
                     arrival = await self.arrivals.get()
             except TimeoutError:
                 late = ", ".join(f"{name} ({num} groups)" for name, num in progress.waiting().items())
-                self.recorder.note(
-                    f"step {progress.step}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning"
-                )
+                self.recorder.note(f"{progress.title}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning")
                 continue
             if isinstance(arrival, BaseException):
                 raise arrival

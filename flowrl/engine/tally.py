@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from flowrl.engine.call import Receipt
 from flowrl.errors import RunError
@@ -20,7 +21,7 @@ class Tally:
         """`version` is that of the weights at the start of the step."""
         self.step, self._version = step, version
         self._start = time.time()
-        self._metrics: list[Sequence[Metric]] = []
+        self._metrics: dict[str, list[Sequence[Metric]]] = {}
         self._intervals: dict[str, list[Interval]] = {}
         self._num_rows = Counter[str]()
         self.failures: dict[str, list[Failure]] = {}
@@ -28,7 +29,7 @@ class Tally:
 
     def add(self, receipt: Receipt) -> None:
         """A block has arrived."""
-        self._metrics.append(receipt.metrics)
+        self._metrics.setdefault(receipt.node, []).append(receipt.metrics)
         self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
         names = {name for failure in receipt.failures for name in failure.rows}
         self._num_rows[receipt.node] += len(receipt.rows) + len(names.difference(receipt.rows.names()))
@@ -42,6 +43,10 @@ class Tally:
         """Rows that a node has written or failed on."""
         return self._num_rows[node]
 
+    def reported(self, node: str) -> dict[str, float]:
+        """What a node has reported."""
+        return {name: part.value for name, part in merge(self._metrics.get(node, ())).items()}
+
     def metrics(self) -> dict[str, float]:
         """All metrics of the step; call it when the step has ended.
 
@@ -50,7 +55,7 @@ class Tally:
         metric of one of these names.
         """
         wall, num_failed = time.time() - self._start, sum(map(self.num_failed, self.failures))
-        values = {name: part.value for name, part in merge(self._metrics).items()}
+        values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
         measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
         measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}

@@ -15,8 +15,9 @@ from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.rowwise import arguments
 from flowrl.engine.samples import sampled
 from flowrl.engine.scorer import Scorer
+from flowrl.evaluation import Evaluation
 from flowrl.fields import FieldType
-from flowrl.join import canonical, concat, join, project, take_groups
+from flowrl.join import canonical, concat, join, project, take_groups, with_groups
 from flowrl.metrics import Report, collect, failure_of
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
@@ -110,7 +111,7 @@ class Worker:
 
     def _produce(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Iterator[Batch]:
         """The outputs of a call as they come; none where every trajectory of its groups was dropped on the way."""
-        inputs, node = canonical(self._inputs(spec, call, parts)), self.nodes[spec.name]
+        inputs, node = canonical(self._inputs(spec, call, parts)), self._node(spec, call)
         missing = [field for field in spec.fields_read if field not in inputs.columns]
         axes = {node.input_ports[port].type.axis for port in spec.reads}
         if (
@@ -143,10 +144,21 @@ class Worker:
                 other.wake()
         self.asleep = asleep
 
+    def _node(self, spec: NodeSetup, call: Call) -> Node:
+        """The node; for a validation, one that generates has the settings that are asked for."""
+        node = self.nodes[spec.name]
+        if call.asked is None or node.weights != "generates":
+            return node
+        # The copy shares all that the node holds: its engine too.
+        return node.model_copy(update=dict(call.asked.settings))
+
     def _inputs(self, spec: NodeSetup, call: Call, parts: Sequence[Batch]) -> Batch:
         chosen = [take_groups(project(part, spec.fields_read), call.uids) for part in parts]
         filled = [part for part in chosen if part.columns]
-        return join(filled) if filled else Batch(Rows(call.uids), {}, {})
+        inputs = join(filled) if filled else Batch(Rows(call.uids), {}, {})
+        if call.asked is not None and isinstance(self.nodes[spec.name], Evaluation):
+            return with_groups(inputs, filled, call.uids, call.asked.samples)
+        return inputs
 
     def _output(self, spec: NodeSetup, out: Any, inputs: Rows) -> Batch:
         """`Out` as a batch of fields, checked against what the node declares."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flowrl.errors import Problem, nearest
+from flowrl.evaluation import Evaluation
 from flowrl.fields import Port
 from flowrl.node import ENGINE_KEYS, Node, Weights
 from flowrl.registry import BrokenNode, NodeRef, UnknownNode, find
@@ -72,6 +73,16 @@ class BoundNode:
     def weights(self) -> Weights | None:
         """What the node does with the model's weights."""
         return self.cls.weights
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it works on the rows of a data set of its own."""
+        return issubclass(self.cls, Evaluation)
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The node as what it is, if it evaluates and its parameters are right."""
+        return self.node if isinstance(self.node, Evaluation) else None
 
     @property
     def scores_rows(self) -> bool:

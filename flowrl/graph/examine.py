@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.errors import Problem
+from flowrl.fields import FieldType
 from flowrl.graph.bind import BoundNode, bind, declared
 from flowrl.graph.build import Graph, build
 from flowrl.graph.checks import check
@@ -44,12 +45,14 @@ def examine(reading: Reading, folder: Path, goals: Collection[str] = ()) -> Foun
         return Found((*reading.problems, *bound.problems, *lost), None, bound.nodes)
     data_is_broken = any(p.code == "FR018" for p in reading.problems) or reading.is_broken(("data", "train"))
     columns = {} if data_is_broken else document.data["train"].field_types()
-    graph = build(bound.nodes, columns)
+    others = {} if data_is_broken else _validation_columns(document, bound.nodes.values(), reading)
+    graph = build(bound.nodes, columns, others)
     if goals:
-        graph = build(part(bound.nodes, leading_to(graph, goals)), columns)
+        graph = build(part(bound.nodes, leading_to(graph, goals)), columns, others)
     subject = Subject(
-        document, replace(reading, broken=bound.broken), bound, graph, columns, not data_is_broken, frozenset(goals)
-    )
+        document, replace(reading, broken=bound.broken), bound, graph, columns, not data_is_broken, frozenset(goals),
+        others,
+    )  # fmt: skip
     problems = check(subject)
     if any(problem.severity == "error" for problem in problems):
         return Found(problems, None, bound.nodes)
@@ -57,8 +60,18 @@ def examine(reading: Reading, folder: Path, goals: Collection[str] = ()) -> Foun
     plan = Plan(document, graph, physical_pools(document.pools, graph.nodes.values()), problems)
     kept = needed(graph, goals)
     if document.run.prune and kept and len(kept) < len(graph.nodes):
-        plan = _pruned(plan, build(part(graph.nodes, kept), columns))
+        plan = _pruned(plan, build(part(graph.nodes, kept), columns, others))
     return Found(plan.warnings, plan, bound.nodes)
+
+
+def _validation_columns(
+    document: Document, nodes: Iterable[BoundNode], reading: Reading
+) -> dict[str, dict[str, FieldType]]:
+    """The columns of the data sets that evaluations name, so far as they are known."""
+    named = {node.evaluation.dataset for node in nodes if node.evaluation is not None}
+    right = [name for name in named if name in document.data and not reading.is_broken(("data", name))]
+    found = {name: document.data[name].field_types() for name in right}
+    return {name: types for name, types in found.items() if types}
 
 
 def _cut(document: Document, graph: Graph) -> Document:

@@ -7,15 +7,27 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowrl.errors import Problem
+from flowrl.evaluation import Asked
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import Field, Graph
 from flowrl.graph.pools import Pool, physical_name
+from flowrl.graph.validation import evaluation_of
 from flowrl.spec.document import Document
 
 BLOCKS_PER_STEP = 8
 """The number of objects, not their size, is what a step pays for."""
 THE_GATE = "the gate"
 """What reads the field of a gate; no node has a space in its name."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Evaluations that ask for the same, and so share what is run for them."""
+
+    evaluations: tuple[str, ...]
+    dataset: str
+    max_rows: int | None
+    asked: Asked
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,27 @@ class Plan:
     def updates_per_sync(self) -> int:
         """Batches that one step trains before it syncs."""
         return self.document.updates_per_sync
+
+    def of_step(self, step: int) -> Graph:
+        """What a step runs on training rows: all but what validation alone needs, and what has another `every:`."""
+        graph = self.graph.training
+        due = [name for name, node in graph.nodes.items() if step % node.spec.every == 0]
+        return graph if len(due) == len(graph.nodes) else graph.restricted(due)
+
+    def walks(self, step: int | None = None) -> list[Walk]:
+        """The validations that are due after a step, 0 for the time before training; without a step, all there are."""
+        groups: dict[tuple[str, int | None, Asked], list[str]] = {}
+        for node in (self.graph.nodes[name] for name in self.graph.order if self.graph.nodes[name].evaluates):
+            evaluation = evaluation_of(node)
+            if step is None or evaluation.due(step, node.spec.every, self.document.run.steps):
+                key = (evaluation.dataset, evaluation.max_rows, evaluation.asked())
+                groups.setdefault(key, []).append(node.name)
+        return [Walk(tuple(names), *key) for key, names in groups.items()]
+
+    def graph_of(self, walk: Walk) -> Graph:
+        """What a validation runs: the evaluations and all that they read from, on the columns of their data set."""
+        columns = self.document.data[walk.dataset].field_types()
+        return self.graph.restricted(self.graph.leading_to(walk.evaluations), columns)
 
     def pool_of(self, node: BoundNode) -> str:
         """The group of workers that a node runs on; of a sync, the one of the model's update."""

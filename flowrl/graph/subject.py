@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as setting
 from functools import cached_property
 
 from flowrl.errors import Place, Problem
@@ -27,6 +28,8 @@ class Subject:
     """Whether the data set could be asked for its columns."""
     goals: frozenset[str] = frozenset()
     """Nodes that were asked for by `--to-nodes`; the graph holds only what leads to them."""
+    other_columns: Mapping[str, Mapping[str, FieldType]] = setting(default_factory=dict)
+    """Of the data sets that evaluations name, as far as they are known."""
 
     @cached_property
     def nodes(self) -> list[BoundNode]:

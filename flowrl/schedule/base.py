@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from flowrl.evaluation import Asked
 from flowrl.graph.build import DATA, Graph
 
 
@@ -30,10 +31,18 @@ class Progress:
     """
 
     def __init__(
-        self, graph: Graph, step: int, uids: Sequence[str], canonical: Mapping[str, int] | None = None
+        self,
+        graph: Graph,
+        step: int,
+        uids: Sequence[str],
+        canonical: Mapping[str, int] | None = None,
+        asked: Asked | None = None,
     ) -> None:
-        """`canonical` gives, by node, the groups of its canonical blocks: cut by the order of submission."""
-        self.step = step
+        """`canonical` gives, by node, the groups of its canonical blocks: cut by the order of submission.
+
+        `asked` is what a validation asks of its nodes; None in training.
+        """
+        self.step, self.asked = step, asked
         self.uids = tuple(uids)
         self._block_size = dict(canonical or {})
         self._graph = graph
@@ -44,6 +53,11 @@ class Progress:
         for edge in graph.edges:
             if edge.source != DATA and not edge.distance:
                 self._sources[edge.target]["field" if edge.kind == "field" else "whole"].add(edge.source)
+
+    @property
+    def title(self) -> str:
+        """What it is the progress of, for people."""
+        return f"step {self.step}" if self.asked is None else f"the validation after step {self.step}"
 
     @property
     def complete(self) -> bool:

@@ -64,7 +64,7 @@ class Recorder:
         """A block of a node instance has ended."""
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """A step (from 1) has ended; metric names as in the run folder."""
+        """A step (from 1) has ended; metric names as in the run folder. Step 0 is what was measured before training."""
 
     def samples(self, samples: Samples) -> None:
         """Some trajectories of a step, which may come while the next ones run."""

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from flowrl.schedule.record import Event, Level, Recorder, Status
+from flowrl.track.validation import Validations, lines_of
 
 NUM_ENDS = 5
 """Steps at either end that the final table compares."""
@@ -59,6 +60,7 @@ class ConsoleRecorder(Recorder):
         self._seconds: deque[float] = deque(maxlen=10)
         self._num_done = 0
         self._num_unscored = 0.0
+        self._validations = Validations()
         self._failed: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._progress = Progress(
@@ -86,7 +88,15 @@ class ConsoleRecorder(Recorder):
             self._print(f"{text} ...")
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """The line of a step; the first steps and the last ones are kept for the table."""
+        """The lines of a step and of its validation; the first steps and the last ones are kept for the table."""
+        number = f"step {step:>{len(str(num_steps))}}/{num_steps}"
+        if step:
+            self._step(number, step, num_steps, metrics)
+        self._validations.add(metrics)
+        for line in lines_of(metrics):
+            self._print(f"{number}  {line}")
+
+    def _step(self, number: str, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
         self._seconds.append(metrics.get("time/step", now - self._last))
         if not self._recent:
@@ -98,8 +108,7 @@ class ConsoleRecorder(Recorder):
         self._recent.append(metrics)
         unscored = metrics.get("reward/unscored", 0.0)
         self._num_unscored += unscored if math.isfinite(unscored) else 0.0
-        parts = [f"step {step:>{len(str(num_steps))}}/{num_steps}"]
-        parts += [label + form(metrics[name]) for label, name, form in STEP_PARTS if name in metrics]
+        parts = [number] + [label + form(metrics[name]) for label, name, form in STEP_PARTS if name in metrics]
         eta = f"eta {_clock((num_steps - step) * _mean(self._seconds))}"
         self._print("  ".join([*parts, eta]))
         self._progress.update(
@@ -146,6 +155,11 @@ class ConsoleRecorder(Recorder):
             ends = [[metrics[name] for metrics in end if name in metrics] for end in (self._first, self._recent)]
             if all(ends):
                 table.add_row(label, *(form(_mean(values)) for values in ends), style="bold" * (name == "reward/mean"))
+        validations = self._validations.rows()
+        if validations:
+            table.add_row("", "first validation", "last validation", style="dim")
+        for label, first, last in validations:
+            table.add_row(label, first, last)
         return table
 
     def _print(self, text: str, style: str = "") -> None:

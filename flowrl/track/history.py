@@ -12,7 +12,11 @@ class History(Recorder):
 
     def __init__(self) -> None:
         self.metrics: list[Mapping[str, float]] = []
+        self.before_training: Mapping[str, float] = {}
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics."""
-        self.metrics.append(dict(metrics))
+        """Keep the metrics; those of step 0 apart."""
+        if step:
+            self.metrics.append(dict(metrics))
+        else:
+            self.before_training = dict(metrics)

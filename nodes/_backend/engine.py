@@ -25,6 +25,7 @@ class Sampling:
 
     max_tokens: int
     temperature: float
+    """0, which only validation asks for, takes the likeliest token each time; log-probabilities are then those at 1."""
     stop: tuple[str, ...] = ()
     """Texts that end a response; the tokens that hold them are part of it."""
 

@@ -163,14 +163,18 @@ class TransformersEngine(Idle):
 def sample(logits: Tensor, branch: Array, uniform: Array, temperature: float) -> tuple[Array, Array]:
     """A token id (S,) int64 for each session and its log-probability (S,) float32, by the inverse of the distribution.
 
-    `logits` (B, V) are those of the branches, `branch` (S,) says which a session is on, `uniform` (S,) is its draw.
+    `logits` (B, V) are those of the branches, `branch` (S,) says which a session is on, `uniform` (S,) is its draw. At
+    temperature 0 it is the likeliest token, the first of several, with its log-probability at 1.
     """
-    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     cumulative = log_probs.exp().cumsum(dim=-1)
     where = torch.from_numpy(branch).to(logits.device)
     total = cumulative[where, -1]
     if not bool(torch.isfinite(total).all()):
         raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity")
+    if temperature == 0:
+        likeliest = log_probs[where].argmax(dim=-1)
+        return likeliest.cpu().numpy(), log_probs[where, likeliest].cpu().numpy()
     draw = torch.from_numpy(uniform).to(logits.device, torch.float32) * total
     # Rounding may lift the draw to the total, and no token lies beyond it.
     draw = torch.minimum(draw, torch.nextafter(total, torch.zeros_like(total)))

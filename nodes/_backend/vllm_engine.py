@@ -182,7 +182,8 @@ class VllmEngine:
         texts = self._tokenizer.batch_decode(
             [list(each.token_ids) for each in result], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return Finished(position, [session_of(each, text) for each, text in zip(result, texts, strict=True)])
+        sessions = [session_of(each, text) for each, text in zip(result, texts, strict=True)]
+        return Finished(position, sessions * (len(request.seeds) // len(sessions)))
 
 
 async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:

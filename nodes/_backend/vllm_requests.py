@@ -17,11 +17,14 @@ FIRST_VERSION = "default"
 
 
 def params_of(request: Request, sampling: Sampling, max_length: int, end_tokens: Sequence[int]) -> SamplingParams:
-    """How vLLM samples the sessions of a request, each from a random stream of its own."""
+    """How vLLM samples the sessions of a request, each from a random stream of its own.
+
+    At temperature 0 they are all the same: vLLM makes one, and refuses to make more.
+    """
     first, num_sessions = request.seeds[0], len(request.seeds)
     assert list(request.seeds) == list(range(first, first + num_sessions)), "vLLM counts seeds up in a group"
     return SamplingParams(
-        n=num_sessions,
+        n=num_sessions if sampling.temperature else 1,
         seed=first,
         max_tokens=min(sampling.max_tokens, max_length - len(request.prompt)),
         temperature=sampling.temperature,

@@ -15,7 +15,8 @@ from pydantic import Field
 from flowrl.batch import Sample, Token
 from flowrl.metrics import metric
 from flowrl.node import Node
-from flowrl.rows import Array, Rows
+from flowrl.nodes._backend.sessions import sessions
+from flowrl.rows import Array
 
 
 class Statistics(NamedTuple):
@@ -87,14 +88,3 @@ class Grpo(Node):
         metric("advantage/abs", np.abs(advantage).sum(), len(advantage))
         metric("advantage/min", advantage.min(initial=0.0), reduce="min")
         metric("advantage/max", advantage.max(initial=0.0), reduce="max")
-
-
-def sessions(rows: Rows) -> tuple[Array, Array]:
-    """Number of the session (N,) that each trajectory belongs to, and the row (S,) of each session's last output."""
-    order = np.lexsort((rows.output, rows.session, rows.group))
-    group, session = rows.group[order], rows.session[order]
-    is_last = np.ones(len(order), dtype=np.bool_)
-    is_last[:-1] = (group[1:] != group[:-1]) | (session[1:] != session[:-1])
-    session_of = np.empty(len(order), dtype=np.int64)
-    session_of[order] = np.cumsum(is_last) - is_last
-    return session_of, order[is_last]

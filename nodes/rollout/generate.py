@@ -168,6 +168,6 @@ class Generate(Node):
             Sample(rows, [each.text for each in done]).cast("str"),
             Sample(rows, [each.finish_reason for each in done]).cast("str"),
             Sample(rows, np.ones(len(done), dtype=np.int64)),
-            Step(rows, self.temperature),
+            Step(rows, self.temperature or 1.0),  # that of the log-probabilities, where the likeliest token is taken
             Step(rows, self.max_tokens),
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
 from flowrl.graph.build import Edge
-from flowrl.graph.checks import fields, memory, names, schedule, sizes, training, weights
+from flowrl.graph.checks import fields, memory, names, schedule, sizes, training, validation, weights
 from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.waste import needless
 from flowrl.graph.subject import Check, Subject
@@ -64,6 +64,11 @@ CHECKS: tuple[Check, ...] = (
     fields.not_here,
     fields.gate_misuse,
     fields.uneven_every,
+    validation.unknown_dataset,
+    validation.columns_of_validation,
+    validation.sampling_of_validation,
+    validation.validation_that_trains,
+    validation.same_names,
     weights.rollout_without_sync,
     weights.frozen_update,
     weights.second_of_its_kind,

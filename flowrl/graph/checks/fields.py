@@ -22,11 +22,14 @@ def missing_writer(subject: Subject) -> Iterator[Problem]:
     """FR020: a node reads a field that nothing writes."""
     if subject.bound.unresolved or not subject.columns_known:
         return  # whoever cannot be loaded may be the writer
-    known, offers = subject.graph.fields, Offers(subject.graph)
+    every, offers = subject.graph.fields, Offers(subject.graph)
+    # Columns that only validation data has are for what runs on no other rows.
+    training = {name for name, field in every.items() if field.writer != DATA or name in subject.columns}
     # What nobody writes because an output was given a wrong name, which is reported.
     lost = {port for node in subject.nodes for port, field in node.spec.writes.items() if field in subject.doubled}
     lost |= subject.renamed_badly
     for node in subject.nodes:
+        known = every if node.name in subject.graph.only_validated else training
         for port, fields in node.reads.items():
             for field in dict.fromkeys(fields):
                 if field not in known and field not in lost:
@@ -239,6 +242,8 @@ def uneven_every(subject: Subject) -> Iterator[Problem]:
     for edge in subject.graph.edges:
         if edge.source == DATA or edge.distance or edge.source == edge.target:
             continue
+        if edge.target in subject.graph.only_validated:
+            continue  # what it reads is written anew, whenever it runs
         writer, reader = nodes[edge.source].spec.every, nodes[edge.target].spec.every
         if edge.kind == "weights" and nodes[edge.target].weights == "syncs":
             if writer % reader:

@@ -150,10 +150,13 @@ def not_available(subject: Subject) -> Iterator[Problem]:
     document = subject.document
     if document.schedule.mode != "sync":
         yield refused(f"schedule '{document.schedule.mode}'", "mode: sync", "schedule", "mode")
+    trained = _trained_on(subject)
     for node in subject.nodes:
-        for key, default in (("every", 1), ("gate", None)):
-            if getattr(node.spec, key) != default:
-                yield refused(f"nodes.{node.name}: '{key}:'", f"remove `{key}:`", "nodes", node.name, key)
+        if node.spec.every > 1 and node.name in trained:
+            yield refused(f"nodes.{node.name}: 'every:' of a node that training needs", "remove `every:`", "nodes",
+                          node.name, "every")  # fmt: skip
+        if node.spec.gate is not None:
+            yield refused(f"nodes.{node.name}: 'gate:'", "remove `gate:`", "nodes", node.name, "gate")
     for name, pool in document.pools.items():
         if pool.nodes is not None:
             yield refused(f"pools.{name}: 'nodes:'", "remove `nodes:`; Ray chooses the machines",
@@ -166,8 +169,20 @@ def not_available(subject: Subject) -> Iterator[Problem]:
                           "models", name, "parallel")  # fmt: skip
 
 
+def _trained_on(subject: Subject) -> frozenset[str]:
+    """What every step of training needs: what generates, updates and syncs, and what these depend on."""
+    graph = subject.graph
+    roles = ("updates", "syncs", "generates")
+    return graph.leading_to(name for name in graph.training.nodes if graph.nodes[name].weights in roles)
+
+
 def ignored(subject: Subject) -> Iterator[Problem]:
     """FR078: warning for a setting that changes nothing in this version."""
+    for node in subject.nodes:
+        if node.spec.every > 1 and node.name in subject.graph.only_validated and not node.evaluates:
+            yield Problem("FR078", subject.place("nodes", node.name, "every"),
+                          f"nodes.{node.name}: 'every:' has no effect: it runs whenever a validation needs it",
+                          "remove `every:`", severity="warning")  # fmt: skip
     if subject.document.checkpoint is not None:
         yield Problem("FR078", subject.place("checkpoint", key=True),
                       "checkpoints are not available yet: the run will save none", "remove `checkpoint:`",

@@ -20,7 +20,8 @@ def needless(subject: Subject) -> Iterator[Problem]:
     yield from _models(subject)
     document = subject.document
     pools = {node.pool for node in subject.declared} | {pool.shares for pool in document.pools.values()}
-    for section, unused in (("data", set(document.data) - {"train"}), ("pools", set(document.pools) - pools)):
+    data = {"train"} | {node.evaluation.dataset for node in subject.declared if node.evaluation is not None}
+    for section, unused in (("data", set(document.data) - data), ("pools", set(document.pools) - pools)):
         for name in sorted(unused):
             yield Problem("FR030", subject.place(section, name, key=True), f"no node uses {section}.{name}",
                           f"{section}.{name}: null", severity="warning")  # fmt: skip

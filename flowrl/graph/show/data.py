@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
@@ -107,6 +108,7 @@ def _nodes(plan: Plan, sizes: Sizes) -> dict[str, Any]:
             "weights": node.weights,
             "gate": node.spec.gate,
             "every": node.spec.every,
+            "validation": _validation(plan, node),
             "reads": [field.name for field in plan.reads(node)],
             "writes": [field.name for field in plan.writes(node)],
             "batch": _cut(sizes.cuts[name], sizes.lengths.of(name)) if name in sizes.cuts else None,
@@ -114,6 +116,21 @@ def _nodes(plan: Plan, sizes: Sizes) -> dict[str, Any]:
             "sync": _sync(syncs[name]) if name in syncs else None,
         }
     return found
+
+
+def _validation(plan: Plan, node: BoundNode) -> dict[str, Any] | None:
+    """How a node takes part in validation alone: an evaluation, or one that only evaluations need; else null."""
+    if node.evaluation is None:
+        datasets = plan.graph.only_validated.get(node.name)
+        return {"datasets": sorted(datasets)} if datasets is not None else None
+    asked = node.evaluation.asked()
+    return {
+        "datasets": [node.evaluation.dataset],
+        "when": node.evaluation.when(node.spec.every),
+        "samples": asked.samples,
+        "settings": dict(asked.settings),
+        "runs": [name for name in plan.graph.order if name in plan.graph.leading_to([node.name]) - {node.name}],
+    }
 
 
 def _cut(cut: Generation | Passes, lengths: Lengths) -> Mapping[str, Any]:

@@ -71,13 +71,15 @@ class Box:
     """How often it runs in a step."""
     every: int = 1
     """In every so many-th step it runs."""
+    validates: str = ""
+    """Of an evaluation when it runs and on which data; of a node that only evaluations need, that it is such a one."""
 
     @property
     def note(self) -> str:
         """How often it runs, where that is not once in every step."""
         times = f"x{self.times} a step" if self.times > 1 else ""
         every = f"every {self.every} steps" if self.every > 1 else ""
-        return ", ".join(filter(None, (times, every)))
+        return self.validates or ", ".join(filter(None, (times, every)))
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,11 @@ def _key(name: str, step: int | None) -> str:
 
 
 def _runs(plan: Plan, name: str, step: int | None) -> bool:
-    return name == DATA or step is None or step % plan.graph.nodes[name].spec.every == 0
+    if name == DATA or step is None:
+        return True
+    if name in plan.graph.only_validated:
+        return any(name in plan.graph.leading_to(walk.evaluations) for walk in plan.walks(step))
+    return step % plan.graph.nodes[name].spec.every == 0
 
 
 def _boxes(plan: Plan, step: int | None) -> Iterator[Box]:
@@ -209,7 +215,14 @@ def _box(plan: Plan, node: BoundNode, step: int | None, column: int, times: int)
         tuple(node.writes.values()),
         times,
         node.spec.every,
+        _validates(plan, node),
     )
+
+
+def _validates(plan: Plan, node: BoundNode) -> str:
+    if node.evaluation is not None:
+        return f"{node.evaluation.when(node.spec.every)}, on {node.evaluation.dataset}"
+    return "in validation only" if node.name in plan.graph.only_validated else ""
 
 
 def _on_a_cut_batch(plan: Plan) -> set[str]:
@@ -218,7 +231,8 @@ def _on_a_cut_batch(plan: Plan) -> set[str]:
     reached = set(rollouts)
     for name in plan.graph.order:
         node = plan.graph.nodes[name]
-        if node.weights != "syncs" and any(field.writer in reached for field in plan.reads(node)):
+        trains = node.weights != "syncs" and name not in plan.graph.only_validated
+        if trains and any(field.writer in reached for field in plan.reads(node)):
             reached.add(name)
     return reached - rollouts
 

@@ -12,7 +12,7 @@ from flowrl.graph.build import DATA
 from flowrl.graph.plan import Plan
 from flowrl.graph.pools import Pool
 from flowrl.graph.show.adapters import adapter_lines
-from flowrl.graph.show.text import gate_in_words, human_bytes, human_flops, listed, table, wrapped
+from flowrl.graph.show.text import gate_in_words, human_bytes, human_flops, listed, table, when_in_words, wrapped
 from flowrl.graph.sizes.architecture import Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, StepLengths
@@ -96,7 +96,9 @@ def _node_lines(plan: Plan, name: str, columns: Mapping[str, str]) -> Iterator[s
     """A node with its fields, or the data set with its columns."""
     if name == DATA:
         yield f"{DATA}: the columns of data.train ({plan.document.data['train'].about})"
-        reads, writes = [], [field for field in plan.graph.fields.values() if field.writer == DATA]
+        columns_of_train = plan.document.data["train"].field_types()
+        of_data = [field for field in plan.graph.fields.values() if field.writer == DATA]
+        reads, writes = [], [field for field in of_data if not columns_of_train or field.name in columns_of_train]
     else:
         node = plan.graph.nodes[name]
         level = next(number for number, names in enumerate(plan.graph.levels, 1) if name in names)
@@ -104,8 +106,7 @@ def _node_lines(plan: Plan, name: str, columns: Mapping[str, str]) -> Iterator[s
         yield f"{name}: {node.use} (level {level}, pool {_home(plan, node)}{model})"
         if node.spec.gate is not None:
             yield f"  gate {gate_in_words(node, plan.document.batch.prompts)}"
-        if node.spec.every > 1:
-            yield f"  every {ordinal(node.spec.every)} step"
+        yield from (f"  {line}" for line in when_in_words(plan, node))
         reads, writes = plan.reads(node), plan.writes(node)
     yield from (f"  reads  {columns[field.name]}  written by {field.writer}" for field in reads)
     if name != DATA and not reads:
@@ -141,10 +142,11 @@ def _fields(plan: Plan, sizes: Sizes) -> Iterator[str]:
     rows = [("field", "type", "bytes", "written by", "read by", "dropped after")]
     for field in fields:
         size = sizes.fields[field.name]
+        stored = "in validation" if field.readers else "never stored"
         readers = sorted(plan.readers(field), key=lambda name: order.get(name, len(order)))
         rows.append(
             (field.name, str(field.type), ("" if size.exact else "~") + human_bytes(size.num_bytes), field.writer,
-             listed(readers) or "nobody", listed(size.released_after) or "never stored")
+             listed(readers) or "nobody", listed(size.released_after) or stored)
         )  # fmt: skip
     yield from table(rows, right=(2,))
 
@@ -222,6 +224,8 @@ def _compute(plan: Plan, sizes: Sizes) -> Iterator[str]:
     yield "compute of a step, all workers together (an update is three forward passes; attention is causal)"
     if plan.gate is not None:
         yield "  what the gate runs again is counted once: nobody knows how often"
+    if plan.graph.only_validated:
+        yield "  what a validation runs is not counted"
     rows = []
     for work in sizes.work:
         every = plan.graph.nodes[work.node].spec.every

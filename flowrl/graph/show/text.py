@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.words import count
+from flowrl.graph.plan import Plan
+from flowrl.graph.words import count, ordinal
 
 WIDTH = 120
 """Columns that a page is made for."""
@@ -66,3 +67,15 @@ def wrapped(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * hanging, break_on_hyphens=False
     )
+
+
+def when_in_words(plan: Plan, node: BoundNode) -> Iterator[str]:
+    """In which steps a node runs, where that is not each, and on which rows, where they are not those of training."""
+    if node.evaluation is not None:
+        yield f"{node.evaluation.when(node.spec.every)}, on {node.evaluation.on()}"
+        others = plan.graph.leading_to([node.name]) - {node.name}
+        yield f"runs {', '.join(name for name in plan.graph.order if name in others) or 'nothing else'} on them too"
+    elif node.name in plan.graph.only_validated:
+        yield "on validation rows only"
+    elif node.spec.every > 1:
+        yield f"every {ordinal(node.spec.every)} step"

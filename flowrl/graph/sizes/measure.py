@@ -88,10 +88,11 @@ def measure(plan: Plan, lengths: StepLengths | None = None) -> Sizes:
     fields = field_sizes(plan, lengths)
     memory = tuple(_memory(plan, models, cuts, lengths))
     work = tuple(_work(plan, models, cuts, lengths))
+    trained = [name for name in plan.graph.order if name not in plan.graph.only_validated]
     every = {name: node.spec.every for name, node in plan.graph.nodes.items()}
     average = round(sum(Fraction(each.flops, every[each.node]) for each in work if isinstance(each.flops, int)))
     return Sizes(
-        lengths, models, fields, {name: cuts[name] for name in plan.graph.order if name in cuts}, memory,
+        lengths, models, fields, {name: cuts[name] for name in trained if name in cuts}, memory,
         tuple(_syncs(plan, models)), work, average, _peak_columns(plan, fields),
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def field_sizes(plan: Plan, lengths: StepLengths) -> dict[str, FieldSize]:
     for name, field in plan.graph.fields.items():
         is_word = ports.get(name, name) in SHORT_TEXTS
         num_bytes = field_bytes(field.type, batch.prompts, batch.group, lengths.of(field.writer), is_word=is_word)
-        readers = plan.readers(field)
+        readers = [reader for reader in plan.readers(field) if reader not in plan.graph.only_validated]
         at = {reader: level.get(reader, level[field.writer]) for reader in readers}  # a gate is read when it is written
         last = tuple(reader for reader in readers if at[reader] == max(at.values()))
         found[name] = FieldSize(name, num_bytes, field.type.dtype in BITS, last, max(at.values(), default=0))
@@ -194,6 +195,8 @@ def _work(
     batch, found = plan.document.batch, []
     for name, cut in ((name, cuts[name]) for name in plan.graph.order if name in cuts):
         node = plan.graph.nodes[name]
+        if name in plan.graph.only_validated:
+            continue  # on how many rows is known when the data is
         assert node.model is not None, "a node that works on weights names a model"
         model, own = models[node.model], lengths.of(name)
         if isinstance(cut, Passes):

@@ -308,7 +308,8 @@ def test_fr079_what_cannot_be_run_yet_is_a_warning_of_the_check() -> None:
     assert problem.fact == "schedule 'colocate_async' cannot be run by this version yet"
     every = {name: {**GOOD[name], "every": 2} for name in ("old", "update", "sync")}
     facts = [problem.fact for problem in check({**GOOD, **every})]
-    assert facts == [f"nodes.{name}: 'every:' cannot be run by this version yet" for name in every]
+    what = "'every:' of a node that training needs cannot be run by this version yet"
+    assert facts == [f"nodes.{name}: {what}" for name in every]
 
 
 def test_fr078_checkpoints_are_ignored_and_said_to_be() -> None:

@@ -1,0 +1,1 @@
+"""Nodes that judge a model on data that nothing trains on."""
