@@ -23,6 +23,8 @@ from flowrl.graph.checks.weights import refused_placements
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
 from flowrl.loading import Notes, load_prompts
+from flowrl.resume import NEW, SavePlan, Start, about, data_identity, where_to_start
+from flowrl.run_files import StillRunning, attempted
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders
 from flowrl.track.history import History
@@ -43,31 +45,48 @@ class Result:
     """One mapping for each step."""
 
 
-def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
-    """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
+def launch(
+    plan: Plan,
+    reading: Reading,
+    resolved: str,
+    *,
+    local: bool,
+    address: str | None,
+    quiet: bool,
+    resume: str | None = None,
+) -> Result:
+    """Run a plan to its end, from the checkpoint of the run to `resume` on.
+
+    Raises `PipelineError` before anything starts, `RunError` when the run fails.
+    """
     refuse_unavailable(plan, reading, accelerators_here(local, address))
     if local:
         plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
     elif address is None:
         require(plan, reading, {"CPU": float(num_cores())})
+    start = where_to_start(plan, reading, resolved, resume)
     notes = Notes()
     prompts = load_prompts(plan, reading, notes)
-    folder = make_folder(plan, reading)
-    recorder = make_recorders(
-        plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
-        params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
-    )  # fmt: skip
-    for warning in plan.warnings:
-        recorder.note(warning.render(), "warning")
-    notes.send_to(recorder.note)
-    history = History()
-    recorder.add(history)
-    with signals_restored():
-        run_recorded(plan, reading, prompts, recorder, local=local, address=address)
+    with run_folder(plan, reading, start) as folder:
+        history = History(start.metrics())
+        recorder = make_recorders(
+            plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
+            params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
+        )  # fmt: skip
+        for warning in plan.warnings:
+            recorder.note(warning.render(), "warning")
+        notes.send_to(recorder.note)
+        identity = data_identity(plan) if plan.document.checkpoint or start.checkpoint else {}
+        start.tell(recorder.note)
+        start.place_in_data(identity, prompts, recorder.note)
+        recorder.add(history)
+        save = SavePlan(folder.path, {**about(plan), "data": identity}, start.checkpoint)
+        with signals_restored():
+            run_recorded(plan, reading, prompts, recorder, save, local=local, address=address)
     return Result(folder.path, tuple(history.metrics))
 
 
-def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) -> str:
+def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None, start: Start = NEW) -> str:
     """What a run would find: raises what `launch` would before it starts workers, else says how the pools fit, and
     what the data gives.
 
@@ -75,6 +94,7 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
     """
     refuse_unavailable(plan, reading, accelerators_here(local, address))
     notes = Notes()
+    start.tell(lambda text, _: notes(text))
     load_prompts(plan, reading, notes)
     data = "".join(f"\n  {note}" for note in notes.kept)
     try_folder(plan, reading)
@@ -108,6 +128,22 @@ def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None) 
         raise PipelineError(found)
 
 
+@contextmanager
+def run_folder(plan: Plan, reading: Reading, start: Start) -> Iterator[RunFolder]:
+    """The run folder, a new one or that of the run that goes on, whose later records are cut; kept by `run.json`."""
+    if start.folder is None:
+        folder = make_folder(plan, reading)
+    else:
+        folder = RunFolder(Path(plan.document.run.dir), plan.document.name, start.folder)
+    try:
+        with attempted(folder.path, plan.document.name, sorted(plan.graph.nodes), start.step):
+            start.cut()
+            yield folder
+    except StillRunning:
+        place = reading.place(("checkpoint", "resume"))
+        raise PipelineError([Problem("FR080", place, f"{folder.path.name} is running in another process")]) from None
+
+
 def make_folder(plan: Plan, reading: Reading) -> RunFolder:
     """The run folder; one that cannot be made is the user's to put right, before anything starts."""
     try:
@@ -134,7 +170,14 @@ def _no_folder(plan: Plan, reading: Reading, error: OSError) -> PipelineError:
 
 
 def run_recorded(
-    plan: Plan, reading: Reading, prompts: PromptStream, recorder: Recorders, *, local: bool, address: str | None
+    plan: Plan,
+    reading: Reading,
+    prompts: PromptStream,
+    recorder: Recorders,
+    save: SavePlan,
+    *,
+    local: bool,
+    address: str | None,
 ) -> None:
     """Start the workers, run the loop, and end them, whatever happens."""
     cluster: Cluster | None = None
@@ -156,7 +199,8 @@ def run_recorded(
         on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
         workers = worker_setups(plan, num_cores=num_cores(), device=device, can_kill=not local)
         cluster.start(workers)
-        asyncio.run(Loop(plan, workers, cluster, prompts, recorder).train())
+        saver = save.saver(plan.document, cluster, [worker.name for worker in workers], recorder)
+        asyncio.run(Loop(plan, workers, cluster, prompts, recorder, saver, save.resumed).train())
     except (KeyboardInterrupt, asyncio.CancelledError):
         on_signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
         recorder.close("interrupted")

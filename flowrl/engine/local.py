@@ -5,8 +5,9 @@ What it cannot do: overlap nodes, use several workers in a pool, or kill a row t
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from flowrl.batch import Batch
@@ -58,6 +59,18 @@ class LocalCluster:
     async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
         """Load it."""
         self.workers[worker].receive(node, part, version)
+
+    async def save(self, worker: str, folder: str) -> int:
+        """Copy its states."""
+        return self.workers[worker].states.copy(folder)
+
+    async def written(self, worker: str) -> Mapping[str, int]:
+        """Wait for the thread that writes them."""
+        return await asyncio.to_thread(self.workers[worker].states.written)
+
+    async def restore(self, worker: str, folder: str) -> None:
+        """Load them."""
+        self.workers[worker].restore(folder)
 
     def close(self) -> None:
         """Nothing was started."""

@@ -10,8 +10,9 @@ from flowrl.schedule.record import Event, Level, Status
 class History:
     """Keeps the metrics of every step."""
 
-    def __init__(self) -> None:
-        self.metrics: list[Mapping[str, float]] = []
+    def __init__(self, before: Sequence[Mapping[str, float]] = ()) -> None:
+        """`before` are those of the steps that earlier attempts at the run have made."""
+        self.metrics: list[Mapping[str, float]] = list(before)
 
     def event(self, event: Event) -> None:
         """Not kept."""

@@ -14,9 +14,11 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrl.encode import dumps
+from flowrl.run_files import keep_tracker_id, read_info, tracker_id
 from flowrl.schedule.record import Event, Level, Status
 from flowrl.track.record import Note, RunFolder
 
@@ -180,12 +182,29 @@ class MlflowRecorder:
         for name in ("mlflow", "alembic"):  # after the import, which sets their levels
             logging.getLogger(name).setLevel(logging.CRITICAL)
         client = MlflowClient(tracking_uri=self._uri)
-        tags = {"mlflow.source.name": "flowrl", "flowrl.folder": str(self._folder.path)}
-        experiment = self._experiment_id(client)
-        self._run_id = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
+        if not self._goes_on(client):
+            tags = {"mlflow.source.name": "flowrl", "flowrl.folder": str(self._folder.path)}
+            experiment = self._experiment_id(client)
+            self._run_id = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
+            self._describe(client)
+            with suppress(OSError):  # a full disk is told by those whose job it is
+                keep_tracker_id(self._folder.path, "mlflow", self._run_id)
         self._client = client
-        self._describe(client)
         return client
+
+    def _goes_on(self, client: MlflowClient) -> bool:
+        """Whether an earlier attempt at the run has made a run here, which this one then continues and marks."""
+        known, info = tracker_id(self._folder.path, "mlflow"), read_info(self._folder.path)
+        if not known or info is None:
+            return False
+        try:
+            client.update_run(known, status="RUNNING")
+        except Exception:  # it is of another server, or somebody has deleted it
+            return False
+        self._run_id, attempt = known, len(info.attempts)
+        client.set_tag(known, "flowrl.attempts", str(attempt))
+        client.set_tag(known, f"flowrl.attempt_{attempt}", f"after step {info.attempts[-1].after_step}")
+        return True
 
     def _experiment_id(self, client: MlflowClient) -> str:
         found = client.get_experiment_by_name(self._experiment)

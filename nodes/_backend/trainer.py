@@ -7,7 +7,7 @@ ranks: a micro-batch's loss is its share of the whole mini-batch's, whose denomi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -82,6 +82,20 @@ class Trainer:
         self.optimizer.zero_grad()
         self.num_skipped = self.num_skipped + 1 if skipped else 0
         return Update(norm.item(), skipped)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; ranks that share the model each give their part."""
+        from flowrl.nodes._backend.trainer_state import training_state
+
+        state = training_state(self.module, self.optimizer, getattr(self, "scheduler", None))
+        return state | {"num_skipped": self.num_skipped}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Raises `ValueError` for that of another model."""
+        from flowrl.nodes._backend.trainer_state import load_training_state
+
+        load_training_state(state, self.module, self.optimizer, getattr(self, "scheduler", None))
+        self.num_skipped = int(state["num_skipped"])
 
     def _backward(self, loss: Tensor) -> None:
         # Data parallelism averages over ranks; times their number, the gradient is the sum.

@@ -89,6 +89,13 @@ class Policy(Node):
 
         self._context, self._trainer = context, trainer_of(context)
 
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._trainer.state()
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._trainer.load_state(state)
+
     def run(
         self,
         prompt_ids: PromptToken[int],

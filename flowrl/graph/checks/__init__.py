@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     names.unknown_pool,
     names.sync_with_a_pool,
     names.failure_policy,
+    names.unknown_run,
     fields.missing_writer,
     fields.two_writers,
     fields.type_mismatch,
@@ -83,7 +84,6 @@ CHECKS: tuple[Check, ...] = (
     schedule.keys_without_effect,
     schedule.capacity,
     schedule.other_distribution,
-    schedule.ignored,
     schedule.not_available,
 )
 

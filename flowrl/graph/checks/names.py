@@ -1,4 +1,4 @@
-"""Checks of names: models, and pools that nodes use (FR007, FR010, FR012, FR019, FR053)."""
+"""Checks of names: models, and pools that nodes use (FR007, FR010, FR012, FR019, FR053), and runs (FR080)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from flowrl.graph.bind import CPU_POOL
 from flowrl.graph.build import DATA
 from flowrl.graph.subject import Subject
 from flowrl.model_files import MODEL_FILES, TOKENIZER_FILES, fault_of, is_local, template_fault
+from flowrl.run_files import known_runs, named_run
 
 
 def model_folder(subject: Subject) -> Iterator[Problem]:
@@ -101,3 +102,14 @@ def failure_policy(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR007", subject.place("nodes", node.name, "on_error"),
                           f"nodes.{node.name} ({node.use}) cannot have on_error: {asked}",
                           "on_error: " + " | ".join(sorted(allowed)))  # fmt: skip
+
+
+def unknown_run(subject: Subject) -> Iterator[Problem]:
+    """FR080: the run to go on from must be there."""
+    checkpoint, root = subject.document.checkpoint, subject.document.run.dir
+    if checkpoint is None or checkpoint.resume in ("auto", "never"):
+        return
+    if named_run(checkpoint.resume, root) is None:
+        known = ["auto", "never", *known_runs(root)]
+        yield Problem("FR080", subject.place("checkpoint", "resume"), f"there is no run '{checkpoint.resume}'",
+                      nearest(checkpoint.resume, known))  # fmt: skip

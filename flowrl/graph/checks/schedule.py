@@ -1,4 +1,4 @@
-"""Checks of the schedule: staleness, pools, keys without effect, capacity, sampling (FR070 to FR074, FR078, FR079)."""
+"""Checks of the schedule: staleness, pools, keys without effect, capacity, sampling (FR070 to FR074, FR079)."""
 
 from __future__ import annotations
 
@@ -161,11 +161,3 @@ def not_available(subject: Subject) -> Iterator[Problem]:
     for name, model in document.models.items():
         if model.parallel != "ddp":
             yield refused(f"models.{name}: parallel '{model.parallel}'", "parallel: ddp", "models", name, "parallel")
-
-
-def ignored(subject: Subject) -> Iterator[Problem]:
-    """FR078: warning for a setting that changes nothing in this version."""
-    if subject.document.checkpoint is not None:
-        yield Problem("FR078", subject.place("checkpoint", key=True),
-                      "checkpoints are not available yet: the run will save none", "remove `checkpoint:`",
-                      severity="warning")  # fmt: skip
