@@ -43,14 +43,16 @@ class Saver:
     _writing: asyncio.Task[None] | None = None
 
     def is_due(self, step: int, changed: bool) -> bool:
-        """Whether to save at the end of a step, which may have `changed` nothing.
+        """Whether to save at the end of a step, which may have `changed` nothing; asked once a step.
 
         A step whose update was skipped is not saved; the next one that changes something is, in its place.
         """
         self._changed |= changed
         self._due |= step % self.spec.every == 0
-        last = step == self.num_steps
-        return self._changed and (last or (self._due and changed))
+        wanted = self._changed and (step == self.num_steps or (self._due and changed))
+        if wanted:
+            self._due = self._changed = False
+        return wanted
 
     async def save(self, step: int, versions: Mapping[str, int], data: Mapping[str, Any], failed: Failed) -> None:
         """Let every worker copy its state, then write it beside the run.
@@ -59,7 +61,6 @@ class Saver:
         """
         await self.finish()
         start = time.monotonic()
-        self._due = self._changed = False
         try:
             partial = await asyncio.to_thread(partial_folder, self.run, step)
         except OSError as error:

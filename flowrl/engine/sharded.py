@@ -1,5 +1,6 @@
-"""Nested state whose tensors may be sharded, by `torch.distributed.checkpoint`: any number of ranks reads what any other
-number has written.
+"""Nested state whose tensors may be sharded, by `torch.distributed.checkpoint`.
+
+Any number of ranks reads what any other number has written.
 
 The nesting itself, with all values that are no tensors, is one pickled object in which keys stand for the tensors. So
 every Python structure comes back as it was, and each tensor is read into the part of it that a rank has.
@@ -8,17 +9,22 @@ every Python structure comes back as it was, and each tensor is read into the pa
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 STRUCTURE = "structure"
+# A single worker needs no process group, and is not warned that it has none.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
 class Leaf(NamedTuple):
@@ -34,9 +40,10 @@ def write(folder: Path, state: Any, rank: int, group: Any) -> dict[str, int]:
     """
     tensors: dict[str, Tensor] = {}
     structure = _without_tensors(state, "state", tensors)
-    writer = dcp.FileSystemWriter(folder, sync_files=True)
+    whole: dict[str, Any] = {STRUCTURE: pickle.dumps(structure), **tensors}
+    writer = FileSystemWriter(folder, sync_files=True)
     try:
-        dcp.save({STRUCTURE: pickle.dumps(structure), **tensors}, storage_writer=writer, process_group=group, no_dist=group is None)
+        save(whole, storage_writer=writer, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise _cause(error) from None
     except RuntimeError as error:  # how torch's own writer says that a file cannot grow
@@ -50,7 +57,7 @@ def read(folder: Path, own: Any, group: Any = None) -> Any:
 
     All ranks of the group read together.
     """
-    reader = dcp.FileSystemReader(folder)
+    reader = FileSystemReader(folder)
     targets: dict[str, Tensor] = {}
     _without_tensors(own, "state", targets)
     found: dict[str, Any] = {}
@@ -62,7 +69,7 @@ def read(folder: Path, own: Any, group: Any = None) -> Any:
         fits = target is not None and target.shape == saved.size
         found[key] = target if fits else torch.empty(saved.size, dtype=saved.properties.dtype)
     try:
-        dcp.load(found, storage_reader=reader, process_group=group, no_dist=group is None)
+        load(found, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise _cause(error) from None
     return _with_tensors(pickle.loads(found[STRUCTURE]), found)

@@ -186,9 +186,9 @@ class MlflowRecorder:
             tags = {"mlflow.source.name": "flowrl", "flowrl.folder": str(self._folder.path)}
             experiment = self._experiment_id(client)
             self._run_id = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
-            self._describe(client)
             with suppress(OSError):  # a full disk is told by those whose job it is
                 keep_tracker_id(self._folder.path, "mlflow", self._run_id)
+            self._describe(client)
         self._client = client
         return client
 
