@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from flowrl.cli_export import export
 from flowrl.cli_new import new
 
 app = typer.Typer(
@@ -260,6 +261,9 @@ def fetch(
     from flowrl.fetch import fetch_model
 
     raise typer.Exit(fetch_model(name, output, force))
+
+
+app.command()(export)
 
 
 @app.command()

@@ -196,7 +196,18 @@ def _asked_for(run: str, root: str, folder: Path) -> tuple[Checkpoint | None, tu
 def about(plan: Plan) -> dict[str, Any]:
     """What a checkpoint says of the models that it holds: enough to know, before anything is loaded, who can."""
     updates = [node for node in plan.graph.nodes.values() if node.weights == "updates" and node.model is not None]
-    return {"updates": {node.name: {"model": node.model, "shape": _shape(plan, node.model)} for node in updates}}
+    return {
+        "updates": {
+            node.name: {
+                "model": node.model,
+                "shape": _shape(plan, node.model),
+                "spec": plan.document.models[node.model or ""].model_dump(mode="json"),
+                "class": asdict(node.ref),
+                "params": node.spec.params,
+            }
+            for node in updates
+        }
+    }
 
 
 def _shape(plan: Plan, model: str | None) -> dict[str, Any] | None:

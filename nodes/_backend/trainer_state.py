@@ -42,7 +42,7 @@ def load_training_state(state: Mapping[str, Any], module: nn.Module, optimizer: 
 
     An optimizer of another kind starts anew.
     """
-    _load_weights(module, state["weights"])
+    load_weights(module, state["weights"])
     inner, saved = _inner(optimizer), state["optimizer"]
     inner.state.clear()
     if saved["stepped"] and saved["kind"] == _kind(inner):
@@ -53,7 +53,8 @@ def load_training_state(state: Mapping[str, Any], module: nn.Module, optimizer: 
         _load_scheduler(scheduler, state["scheduler"])
 
 
-def _load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
+def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Give a model the weights of a checkpoint. Raises `ValueError` for those of another model."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     if lost := sorted(trained - weights.keys()):
         raise ValueError(f"the checkpoint is of another model: it lacks {len(lost)} weights, the first is '{lost[0]}'")

@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_reason_told(
 def test_files_that_a_worker_wrote_elsewhere_make_no_checkpoint(tmp_path: Path) -> None:
     partial = partial_folder(tmp_path, 1)
     marker = {"step": 1, "versions": {}, "data": {}}
-    with pytest.raises(Incomplete, match="it lacks random/train-1.pickle"):
+    with pytest.raises(Incomplete, match=r"it lacks random/train-1\.pickle"):
         complete(partial, marker, {"random/train-1.pickle": 3})
 
 
