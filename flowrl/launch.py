@@ -23,7 +23,7 @@ from flowrl.graph.checks.weights import refused_placements
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
 from flowrl.loading import Notes, load_prompts
-from flowrl.resume import NEW, SavePlan, Start, about, data_identity, where_to_start
+from flowrl.resume import NEW, SavePlan, Start, about, data_identity, run_info, where_to_start
 from flowrl.run_files import StillRunning, attempted
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders
@@ -67,7 +67,7 @@ def launch(
     start = where_to_start(plan, reading, resolved, resume)
     notes = Notes()
     prompts = load_prompts(plan, reading, notes)
-    with run_folder(plan, reading, start) as folder:
+    with run_folder(plan, reading, resolved, start) as folder:
         history = History(start.metrics())
         recorder = make_recorders(
             plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
@@ -129,14 +129,14 @@ def refuse_unavailable(plan: Plan, reading: Reading, accelerators: bool | None) 
 
 
 @contextmanager
-def run_folder(plan: Plan, reading: Reading, start: Start) -> Iterator[RunFolder]:
+def run_folder(plan: Plan, reading: Reading, resolved: str, start: Start) -> Iterator[RunFolder]:
     """The run folder, a new one or that of the run that goes on, whose later records are cut; kept by `run.json`."""
     if start.folder is None:
         folder = make_folder(plan, reading)
     else:
         folder = RunFolder(Path(plan.document.run.dir), plan.document.name, start.folder)
     try:
-        with attempted(folder.path, plan.document.name, sorted(plan.graph.nodes), start.step):
+        with attempted(folder.path, run_info(plan, resolved), start.step):
             start.cut()
             yield folder
     except StillRunning:

@@ -7,7 +7,9 @@ that somebody names is gone on with whatever has changed, unless it cannot be lo
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.graph.plan import Plan
 from flowrl.graph.sizes.architecture import Architecture
 from flowrl.graph.sizes.model_config import read_architecture
-from flowrl.run_files import CHECKPOINTS, cut_records, is_running, known_runs, named_run, read_info, runs_of
+from flowrl.run_files import CHECKPOINTS, RunInfo, cut_records, is_running, known_runs, named_run, read_info, runs_of
 from flowrl.schedule.record import Level, Recorder
 from flowrl.spec.document import CheckpointSpec, Document
 from flowrl.spec.read import Reading
@@ -70,7 +72,10 @@ class Start:
         file = self.folder / "metrics.jsonl" if self.folder is not None else None
         lines = file.read_text(encoding="utf-8").split("\n") if file is not None and file.is_file() else []
         found = [json.loads(line) for line in lines if line]
-        return [{name: value for name, value in line.items() if name != "step"} for line in found]
+        return [
+            {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
+            for line in found
+        ]
 
     def tell(self, note: Note) -> None:
         """Say where the run begins, and what is wrong with newer checkpoints."""
@@ -129,22 +134,21 @@ def where_to_start(plan: Plan, reading: Reading, resolved: str, named: str | Non
 
 
 def _automatic(plan: Plan, resolved: str) -> Start:
-    runs = runs_of(plan.document.name, plan.document.run.dir)
-    alike = [folder for folder in runs if not _differences(folder, plan, resolved)]
-    if alike:
-        return _gone_on_with(alike[0], plan)
-    for folder in runs[:1]:
-        info, (found, _) = read_info(folder), latest(folder)
-        if info is not None and not info.finished and found is not None:
+    runs, settings = runs_of(plan.document.name, plan.document.run.dir), run_info(plan, resolved).settings
+    for folder, info in runs:
+        if info.settings == settings:
+            return _gone_on_with(folder, info, plan)
+    for folder, info in runs[:1]:
+        found, _ = latest(folder)
+        if not info.finished and found is not None:
             changed = _shown(_differences(folder, plan, resolved))
             return Start(f"starts anew: {folder.name} did not finish (checkpoint of step {found.step}), but has other "
                          f"settings: {changed}; --resume {folder.name} goes on from it")  # fmt: skip
     return NEW
 
 
-def _gone_on_with(folder: Path, plan: Plan) -> Start:
-    info, (found, faults) = read_info(folder), latest(folder)
-    assert info is not None, "it was found by what it says"
+def _gone_on_with(folder: Path, info: RunInfo, plan: Plan) -> Start:
+    found, faults = latest(folder)
     if is_running(folder):
         return Start(f"starts anew: {folder.name} has the same settings and is still running")
     if info.finished:
@@ -234,10 +238,25 @@ def data_identity(plan: Plan) -> dict[str, Any]:
     train = plan.document.data["train"]
     try:
         fingerprint = train.fingerprint()
-    except (OSError, DataFault) as error:
+    except (OSError, DataFault, PipelineError) as error:
         fingerprint = f"unknown: {error}"
     order = {key: value for key, value in _flat(train.model_dump(mode="json")) if key.rpartition(".")[2] in ORDER}
     return {"fingerprint": fingerprint, "seed": plan.document.run.seed, "order": order}
+
+
+def run_info(plan: Plan, resolved: str) -> RunInfo:
+    """What `run.json` says of a run of this plan."""
+    nodes = tuple(sorted(plan.graph.nodes))
+    text = json.dumps(_settings(resolved, nodes), sort_keys=True)
+    return RunInfo(plan.document.name, hashlib.sha256(text.encode()).hexdigest()[:16], nodes)
+
+
+def _settings(resolved: str, nodes: Sequence[str]) -> dict[str, str]:
+    """All settings by dotted name but those that may change between two attempts, and the nodes that run."""
+    every = dict(_flat(yaml.load(resolved, Loader=yaml.CBaseLoader) or {}))
+    free = tuple(f"{key}." for key in FREE)
+    kept = {key: str(value) for key, value in every.items() if not f"{key}.".startswith(free)}
+    return {**kept, "the nodes": ", ".join(nodes)}
 
 
 def _differences(folder: Path, plan: Plan, resolved: str) -> dict[str, tuple[str, str]]:
@@ -246,15 +265,13 @@ def _differences(folder: Path, plan: Plan, resolved: str) -> dict[str, tuple[str
         text = (folder / "pipeline.yaml").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    was, now = (dict(_flat(yaml.load(each, Loader=yaml.CBaseLoader) or {})) for each in (text, resolved))
     info = read_info(folder)
-    was["nodes"], now["nodes"] = ", ".join(info.nodes if info is not None else ()), ", ".join(sorted(plan.graph.nodes))
-    keys = dict.fromkeys([*was, *now])
-    free = tuple(f"{key}." for key in FREE)
+    was = _settings(text, info.nodes if info is not None else ())
+    now = _settings(resolved, sorted(plan.graph.nodes))
     return {
-        key: (str(was.get(key, "nothing")), str(now.get(key, "nothing")))
-        for key in keys
-        if was.get(key) != now.get(key) and not f"{key}.".startswith(free)
+        key: (was.get(key, "nothing"), now.get(key, "nothing"))
+        for key in dict.fromkeys([*was, *now])
+        if was.get(key) != now.get(key)
     }
 
 

@@ -6,7 +6,6 @@ process that writes into a run folder holds a lock on `run.lock`, which the syst
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -44,6 +43,8 @@ class RunInfo:
 
     name: str
     """Name of the pipeline."""
+    settings: str = ""
+    """Digest of all settings that must be the same where a run goes on by itself."""
     nodes: tuple[str, ...] = ()
     """The nodes that run: with `--to-nodes`, fewer than the document has."""
     attempts: tuple[Attempt, ...] = ()
@@ -68,7 +69,7 @@ def read_info(folder: Path) -> RunInfo | None:
     try:
         data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         attempts = tuple(Attempt(**one) for one in data["attempts"])
-        return RunInfo(data["name"], tuple(data["nodes"]), attempts)
+        return RunInfo(data["name"], data["settings"], tuple(data["nodes"]), attempts)
     except (OSError, ValueError, TypeError, LookupError):
         return None
 
@@ -106,11 +107,11 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def attempted(folder: Path, name: str, nodes: Sequence[str], after_step: int) -> Iterator[None]:
+def attempted(folder: Path, run: RunInfo, after_step: int) -> Iterator[None]:
     """Hold the run folder while a run goes on inside, and say in `run.json` how it ends. Raises `StillRunning`."""
     with locked(folder):
-        before = read_info(folder) or RunInfo(name, tuple(nodes))
-        info = replace(before, name=name, nodes=tuple(nodes)).resumed(after_step)
+        before = read_info(folder)
+        info = replace(run, attempts=before.attempts if before is not None else ()).resumed(after_step)
         status: State = "failed"
         with suppress(OSError):  # of a full disk; those who write more say so
             write_info(folder, info)
@@ -132,6 +133,8 @@ class StillRunning(Exception):
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder. Raises `StillRunning`."""
+    import fcntl  # not on every system on which pipelines are checked
+
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -166,14 +169,11 @@ def named_run(run: str, root: str) -> Path | None:
     return None
 
 
-def runs_of(name: str, root: str) -> list[Path]:
-    """The folders of all runs of a pipeline, the one that was started or resumed last first."""
-    found: list[tuple[str, str, Path]] = []
-    for file in Path(root).glob(f"*/{RUN_FILE}"):
-        info = read_info(file.parent)
-        if info is not None and info.name == name and info.attempts:
-            found.append((info.attempts[-1].started, file.parent.name, file.parent))
-    return [folder for _, _, folder in sorted(found, reverse=True)]
+def runs_of(name: str, root: str) -> list[tuple[Path, RunInfo]]:
+    """All runs of a pipeline, the one that was started or resumed last first."""
+    every = ((file.parent, read_info(file.parent)) for file in Path(root).glob(f"*/{RUN_FILE}"))
+    found = [(folder, info) for folder, info in every if info is not None and info.name == name and info.attempts]
+    return sorted(found, key=lambda run: (run[1].attempts[-1].started, run[0].name), reverse=True)
 
 
 def known_runs(root: str) -> Sequence[str]:

@@ -99,7 +99,7 @@ def put_in_place(partial: Path, final: Path) -> None:
 
 def mark(folder: Path, marker: Mapping[str, Any]) -> Checkpoint:
     """Write the file that makes the folder a checkpoint."""
-    write_text(folder / MARKER, json.dumps(marker, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / MARKER, json.dumps(marker, indent=2, ensure_ascii=False, default=str) + "\n")
     return Checkpoint(folder, marker)
 
 

@@ -116,16 +116,15 @@ class Saver:
 
     def _error(self, step: int, partial: Path, reason: str, num_bytes: int) -> RunError:
         """What to say of a save that failed; what it has written is removed, for the disk may be full."""
-        folder = partial.parent if partial != self.run else partial
-        free = shutil.disk_usage(folder).free
+        folder = self.run if partial == self.run else partial.parent
         if partial != self.run:
             shutil.rmtree(partial, ignore_errors=True)
-        needed = f" It takes {_mebibytes(num_bytes)}, and {_mebibytes(free)} were free." if num_bytes else ""
-        before = f"The checkpoint of step {self.saved} is complete" if self.saved else "There is no older one"
-        return RunError(
-            f"the checkpoint of step {step} could not be written to {folder}: {reason}.{needed} {before}; "
-            "`flowrl run` with the same pipeline goes on from the newest complete one"
+        free = shutil.disk_usage(folder).free
+        needed = f" It takes {_mebibytes(num_bytes)}, and {_mebibytes(free)} are free." if num_bytes else ""
+        before = f" The checkpoint of step {self.saved} is complete: the same command goes on from it." * bool(
+            self.saved
         )
+        return RunError(f"the checkpoint of step {step} could not be written to {folder}: {reason}.{needed}{before}")
 
 
 @asynccontextmanager

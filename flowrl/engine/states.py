@@ -44,12 +44,13 @@ class States:
         own = {name: node.state() for name, node in self._nodes.items() if node.weights != "updates"}
         shared, own = ({name: state for name, state in some.items() if state} for some in (shared, own))
         shared, own = on_host(shared), on_host(own)
-        if shared and self._group is None and self._setup.num_ranks > 1:
-            self._group = _new_group()
+        group = self._ranks() if shared else None
+        if group is None and self._setup.rank > 0:
+            shared = {}  # ranks without a process group: it is the same on each
         kept = {f"nodes/{name}/{self._setup.rank}.pickle": state for name, state in own.items()}
         kept[f"random/{self._setup.pool}-{self._setup.rank}.pickle"] = random_state()
         pool = ThreadPoolExecutor(1, "flowrl-checkpoint")
-        self._writing = pool.submit(self._write, Path(folder), kept, shared)
+        self._writing = pool.submit(self._write, Path(folder), kept, shared, group)
         pool.shutdown(wait=False)
         return sum(map(num_bytes, shared.values())) + sum(map(num_bytes, own.values()))
 
@@ -59,15 +60,13 @@ class States:
         writing, self._writing = self._writing, None
         return writing.result()
 
-    def _write(self, folder: Path, kept: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, int]:
+    def _write(self, folder: Path, kept: Mapping[str, Any], shared: Mapping[str, Any], group: Any) -> dict[str, int]:
         sizes = {name: _write_pickle(folder / name, value) for name, value in kept.items()}
         for name, state in shared.items():
             from flowrl.engine.sharded import write
 
-            sizes |= {
-                f"nodes/{name}/{file}": size
-                for file, size in write(folder / "nodes" / name, state, self._setup.rank, self._group).items()
-            }
+            written = write(folder / "nodes" / name, state, self._setup.rank, group)
+            sizes |= {f"nodes/{name}/{file}": size for file, size in written.items()}
         return sizes
 
     def restore(self, folder: str) -> None:
@@ -91,18 +90,13 @@ class States:
             set_random_state(_read_pickle(generators))
 
     def _ranks(self) -> Any:
-        """The process group of the pool, for what runs while nothing else does; None for a single worker."""
-        if self._setup.num_ranks == 1:
-            return None
-        self._group = self._group or _new_group()
+        """A process group of the pool's ranks that only saving uses, beside the training; None where there are no others."""
+        if self._group is None and self._setup.num_ranks > 1:
+            import torch.distributed
+
+            if torch.distributed.is_initialized():
+                self._group = torch.distributed.new_group(backend="gloo")
         return self._group
-
-
-def _new_group() -> Any:
-    """A process group of the pool's ranks for saving beside the training, whose own group must not be disturbed."""
-    import torch.distributed
-
-    return torch.distributed.new_group(backend="gloo")
 
 
 def tensors_of(state: Any) -> Iterator[Any]:

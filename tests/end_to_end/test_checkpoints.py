@@ -193,8 +193,8 @@ def test_a_full_disk_ends_the_run_with_its_name_and_leaves_the_older_checkpoint(
     done = finish(folder, "run", "trains.yaml", "--local", *where)
     assert done.code == 1
     assert re.search(
-        rf"the checkpoint of step 4 could not be written to {small_disk}/trains-[\d-]+/checkpoints: .*It takes 7\.6 MiB, "
-        r"and [34]\.\d MiB were free\. The checkpoint of step 2 is complete",
+        rf"the checkpoint of step 4 could not be written to {small_disk}/trains-[\d-]+/checkpoints: .*"
+        r"It takes 7\.6 MiB, and [34]\.\d MiB are free\. The checkpoint of step 2 is complete",
         done.err,
     ), done.err
     assert "Traceback" not in done.err

@@ -328,13 +328,13 @@ def test_mlflow_goes_on_with_its_run_and_marks_the_attempt(tmp_path: Path) -> No
     from mlflow import MlflowClient
 
     data = document(tmp_path, tracking=[{"type": "mlflow"}])
+    (tmp_path / "runs").mkdir()
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    experiment = client.create_experiment("resume")  # a fresh database takes longer than a run that fails waits for it
     (tmp_path / "stops").write_text("4")
     assert attempt(data) is None
     assert attempt(data) is not None
-    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("resume")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    (run,) = client.search_runs([experiment])
     assert run.info.status == "FINISHED"
     assert run.data.tags["flowrl.attempts"] == "2"
     assert run.data.tags["flowrl.attempt_2"] == "after step 3"
