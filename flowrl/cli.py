@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from flowrl.cli_export import export
 from flowrl.cli_new import new
 
 app = typer.Typer(
@@ -85,6 +86,15 @@ def run(
         str | None,
         typer.Option(metavar="ADDRESS", help="Join a Ray cluster (`auto` or host:port) instead of starting one."),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on from the newest checkpoint of this run, even with other settings: its folder or its name, or "
+            "the folder of one of its checkpoints. Without it `checkpoint.resume` decides: `auto` goes on with a run "
+            "of the same settings that did not finish.",
+        ),
+    ] = None,
 ) -> None:
     """Train: check the pipeline, start its pools, and run it.
 
@@ -93,7 +103,8 @@ def run(
     from flowrl.commands import run_pipeline
 
     overrides = [*sets, *([f"run.steps={steps}"] if steps is not None else [])]
-    raise typer.Exit(run_pipeline(file, overrides, to_nodes, dry_run=dry_run, local=local, address=address))
+    code = run_pipeline(file, overrides, to_nodes, dry_run=dry_run, local=local, address=address, resume=resume)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -250,6 +261,9 @@ def fetch(
     from flowrl.fetch import fetch_model
 
     raise typer.Exit(fetch_model(name, output, force))
+
+
+app.command()(export)
 
 
 @app.command()

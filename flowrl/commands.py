@@ -17,7 +17,14 @@ FINE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
 def run_pipeline(
-    file: Path, sets: Sequence[str], to_nodes: Sequence[str], *, dry_run: bool, local: bool, address: str | None
+    file: Path,
+    sets: Sequence[str],
+    to_nodes: Sequence[str],
+    *,
+    dry_run: bool,
+    local: bool,
+    address: str | None,
+    resume: str | None,
 ) -> int:
     """`flowrl run`."""
     if local and address is not None:
@@ -26,8 +33,8 @@ def run_pipeline(
     try:
         pipeline = load(file, sets, to_nodes)
         if dry_run:
-            return _rehearse(pipeline, local=local, address=address)
-        pipeline.run(local=local, address=address)
+            return _rehearse(pipeline, local=local, address=address, resume=resume)
+        pipeline.run(local=local, address=address, resume=resume)
     except PipelineError as error:
         return report(error.problems)
     except RunError as error:
@@ -40,12 +47,14 @@ def run_pipeline(
     return FINE
 
 
-def _rehearse(pipeline: Pipeline, *, local: bool, address: str | None) -> int:
+def _rehearse(pipeline: Pipeline, *, local: bool, address: str | None, resume: str | None) -> int:
     """`flowrl run --dry-run`: the page of `flowrl plan`, and what a run would find on this machine or cluster."""
     from flowrl.launch import rehearse
+    from flowrl.resume import where_to_start
 
     print(pipeline.draw("plan"))
-    print(f"\ncluster\n  {rehearse(pipeline.plan(), pipeline.reading, local=local, address=address)}")
+    start = where_to_start(pipeline.plan(), pipeline.reading, pipeline.resolved(), resume)
+    print(f"\ncluster\n  {rehearse(pipeline.plan(), pipeline.reading, local=local, address=address, start=start)}")
     return report(pipeline.check())
 
 

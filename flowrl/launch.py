@@ -23,6 +23,8 @@ from flowrl.graph.checks.weights import refused_placements
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.draw import as_mermaid
 from flowrl.loading import Notes, load_prompts, load_validation
+from flowrl.resume import NEW, SavePlan, Start, about, data_identity, run_info, where_to_start
+from flowrl.run_files import StillRunning, attempted
 from flowrl.spec.read import Reading
 from flowrl.track import Recorders, RunFolder, make_recorders, missing_package
 from flowrl.track.history import History
@@ -45,31 +47,49 @@ class Result:
     """What evaluations with `before_training` have measured; empty without one."""
 
 
-def launch(plan: Plan, reading: Reading, resolved: str, *, local: bool, address: str | None, quiet: bool) -> Result:
-    """Run a plan to its end. Raises `PipelineError` before anything starts, `RunError` when the run fails."""
+def launch(
+    plan: Plan,
+    reading: Reading,
+    resolved: str,
+    *,
+    local: bool,
+    address: str | None,
+    quiet: bool,
+    resume: str | None = None,
+) -> Result:
+    """Run a plan to its end, from the checkpoint of the run to `resume` on.
+
+    Raises `PipelineError` before anything starts, `RunError` when the run fails.
+    """
     refuse_unavailable(plan, reading, accelerators_here(local, address), address)
     if local:
         plan = replace(plan, pools={name: replace(pool, workers=1) for name, pool in plan.pools.items()})
     elif address is None:
         require(plan, reading, {"CPU": float(num_cores())})
+    start = where_to_start(plan, reading, resolved, resume)
     notes = Notes()
     prompts, validation = load_prompts(plan, reading, notes), load_validation(plan, reading, notes)
-    folder = make_folder(plan, reading)
-    recorder = make_recorders(
-        plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
-        params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
-    )  # fmt: skip
-    for warning in plan.warnings:
-        recorder.note(warning.render(), "warning")
-    notes.send_to(recorder.note)
-    history = History()
-    recorder.add(history)
-    with signals_restored():
-        run_recorded(plan, reading, prompts, validation, recorder, local=local, address=address)
+    with run_folder(plan, reading, resolved, start) as folder:
+        history = History(start.metrics())
+        recorder = make_recorders(
+            plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
+            params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
+            resumed_after=None if start.folder is None else start.step,
+        )  # fmt: skip
+        for warning in plan.warnings:
+            recorder.note(warning.render(), "warning")
+        notes.send_to(recorder.note)
+        identity = data_identity(plan) if plan.document.checkpoint or start.checkpoint else {}
+        start.tell(recorder.note)
+        start.place_in_data(identity, prompts, recorder.note)
+        recorder.add(history)
+        save = SavePlan(folder.path, {**about(plan), "data": identity}, start.checkpoint)
+        with signals_restored():
+            run_recorded(plan, reading, prompts, validation, recorder, save, local=local, address=address)
     return Result(folder.path, tuple(history.metrics), history.before_training)
 
 
-def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) -> str:
+def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None, start: Start = NEW) -> str:
     """What a run would find: raises what `launch` would before it starts workers, else says how the pools fit, and
     what the data gives.
 
@@ -77,6 +97,7 @@ def rehearse(plan: Plan, reading: Reading, *, local: bool, address: str | None) 
     """
     refuse_unavailable(plan, reading, accelerators_here(local, address), address)
     notes = Notes()
+    start.tell(lambda text, _: notes(text))
     load_prompts(plan, reading, notes)
     load_validation(plan, reading, notes)
     data = "".join(f"\n  {note}" for note in notes.kept)
@@ -123,6 +144,22 @@ def refused_trackers(plan: Plan, reading: Reading) -> Iterator[Problem]:
             yield Problem("FR007", place, fact, fix)
 
 
+@contextmanager
+def run_folder(plan: Plan, reading: Reading, resolved: str, start: Start) -> Iterator[RunFolder]:
+    """The run folder, a new one or that of the run that goes on, whose later records are cut; kept by `run.json`."""
+    if start.folder is None:
+        folder = make_folder(plan, reading)
+    else:
+        folder = RunFolder(Path(plan.document.run.dir), plan.document.name, start.folder)
+    try:
+        with attempted(folder.path, run_info(plan, resolved), start.step):
+            start.cut()
+            yield folder
+    except StillRunning:
+        place = reading.place(("checkpoint", "resume"))
+        raise PipelineError([Problem("FR080", place, f"{folder.path.name} is running in another process")]) from None
+
+
 def make_folder(plan: Plan, reading: Reading) -> RunFolder:
     """The run folder; one that cannot be made is the user's to put right, before anything starts."""
     try:
@@ -154,6 +191,7 @@ def run_recorded(
     prompts: PromptStream,
     validation: Mapping[str, Sequence[Prompt]],
     recorder: Recorders,
+    save: SavePlan,
     *,
     local: bool,
     address: str | None,
@@ -178,7 +216,8 @@ def run_recorded(
         on_signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
         workers = worker_setups(plan, num_cores=num_cores(), device=device, can_kill=not local)
         cluster.start(workers)
-        asyncio.run(Loop(plan, workers, cluster, prompts, recorder, validation).train())
+        saver = save.saver(plan.document, cluster, [worker.name for worker in workers], recorder)
+        asyncio.run(Loop(plan, workers, cluster, prompts, recorder, validation, saver, save.resumed).train())
     except (KeyboardInterrupt, asyncio.CancelledError):
         on_signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not break off the ending
         recorder.close("interrupted")

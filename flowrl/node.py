@@ -226,11 +226,22 @@ class Node(Settings):
         return True
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on from here."""
+        """What a checkpoint must hold to go on from here: nested mappings and lists of tensors and picklable values.
+
+        That of an update is one for all ranks of its pool: the same on each, or sharded. The tensors of a new node are
+        filled in place; `load_state` follows. A node whose rows are scored alone is not asked.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
+
+    def export(self, state: dict[str, Any], model: ModelSpec, folder: str, adapter: bool) -> None:
+        """Of an update: write its model, with the weights of a state, as a Hugging Face folder; needs no `setup`.
+
+        With `adapter` only what was trained beside a frozen base. `flowrl export` calls it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how its model is written")
 
     @classmethod
     def scores_rows(cls) -> bool:

@@ -105,14 +105,21 @@ class Pipeline:
         """What is different in `other`; `str` of a change is a line for people."""
         return compare(self.plan(), other.plan())
 
-    def run(self, *, local: bool = False, address: str | None = None, quiet: bool = False) -> Result:
+    def run(
+        self, *, local: bool = False, address: str | None = None, quiet: bool = False, resume: str | None = None
+    ) -> Result:
         """Run it: on Ray started here, on the cluster at `address`, or in this process with `local`.
+
+        `resume` is the folder or the name of a run to go on from, or the folder of one of its checkpoints; without it
+        `checkpoint.resume` decides.
 
         Raises `PipelineError` before anything starts, `RunError` when a started run fails.
         """
         from flowrl.launch import launch
 
-        return launch(self.plan(), self.reading, self.resolved(), local=local, address=address, quiet=quiet)
+        return launch(
+            self.plan(), self.reading, self.resolved(), local=local, address=address, quiet=quiet, resume=resume
+        )
 
 
 def load(path: str | Path, sets: Sequence[str] = (), to_nodes: Sequence[str] = ()) -> Pipeline:

@@ -164,8 +164,9 @@ class Table(DataSet):
         return [stored(line.row, head.types) for line in every]
 
     def fingerprint(self) -> str:
-        """Of the rows and of what is taken of them."""
-        return self.digest(*self.taken, *(line.row for line in self._opened(checking=False)[0]))
+        """Of the rows and of what is taken of them; of a stream, which may be endless, its first rows."""
+        lines = itertools.islice(self._opened(checking=False)[0], self.window)
+        return self.digest(*self.taken, *(line.row for line in lines))
 
     @property
     def taken(self) -> tuple[Any, ...]:

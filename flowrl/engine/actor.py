@@ -68,13 +68,26 @@ class RayWorker:
         """Load a part of the weights into the engine."""
         self.worker.receive(node, part, version)
 
+    def save(self, folder: str) -> int:
+        """Copy the states of the nodes, and begin to write them."""
+        return self.worker.states.copy(folder)
+
+    @ray.method(concurrency_group="saving")
+    def written(self) -> dict[str, int]:
+        """Wait until they are on disk."""
+        return self.worker.states.written()
+
+    def restore(self, folder: str) -> None:
+        """Go on from a checkpoint."""
+        self.worker.restore(folder)
+
     @ray.method(concurrency_group="control")
     def close(self) -> None:
         """End child processes."""
         self.worker.close()
 
 
-RayActor = _ray.remote(concurrency_groups={"control": 4, "receive": 1})(RayWorker)
+RayActor = _ray.remote(concurrency_groups={"control": 4, "receive": 1, "saving": 1})(RayWorker)
 """Calls run one at a time, beside those of the group `control`.
 
 Weights are received, one part at a time, beside the call that sends them: it may be of the same worker.

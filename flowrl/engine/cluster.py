@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from flowrl.batch import Batch
@@ -37,6 +37,18 @@ class Cluster(Protocol):
 
     async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
         """Let a sync node of this worker load a part."""
+
+    async def save(self, worker: str, folder: str) -> int:
+        """Let a worker copy the states of its nodes and begin to write them into a folder; their bytes.
+
+        All workers of a pool are asked at once.
+        """
+
+    async def written(self, worker: str) -> Mapping[str, int]:
+        """Wait until they are on disk; the size of each file by its name in the folder."""
+
+    async def restore(self, worker: str, folder: str) -> None:
+        """Let a worker go on from a checkpoint. All workers of a pool are asked at once."""
 
     def close(self) -> None:
         """End every worker and every process that was started."""

@@ -5,8 +5,10 @@ What it cannot do: overlap nodes, use several workers in a pool, or kill a row t
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flowrl.batch import Batch
@@ -29,11 +31,8 @@ class LocalCluster:
             os.environ.setdefault(name, value)
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
-            try:
+            with _named(setup.name, "a node could not be set up: "):
                 self.workers[setup.name].load()
-            except Exception as error:
-                details = failure_of((), error).traceback
-                raise RunError(f"a node could not be set up: {error}", worker=setup.name, details=details) from error
 
     def put(self, batch: Batch) -> Batch:
         """The batch itself."""
@@ -63,7 +62,31 @@ class LocalCluster:
         """Load it."""
         self.workers[worker].receive(node, part, version)
 
+    async def save(self, worker: str, folder: str) -> int:
+        """Copy its states."""
+        with _named(worker):
+            return self.workers[worker].states.copy(folder)
+
+    async def written(self, worker: str) -> Mapping[str, int]:
+        """Wait for the thread that writes them."""
+        return await asyncio.to_thread(self.workers[worker].states.written)
+
+    async def restore(self, worker: str, folder: str) -> None:
+        """Load them."""
+        with _named(worker):
+            self.workers[worker].restore(folder)
+
     def close(self) -> None:
         """Nothing was started."""
         for worker in self.workers.values():
             worker.close()
+
+
+@contextmanager
+def _named(worker: str, what: str = "") -> Iterator[None]:
+    """What a node raises outside a call becomes a `RunError` of the worker."""
+    try:
+        yield
+    except Exception as error:
+        details = failure_of((), error).traceback
+        raise RunError(f"{what or f'{type(error).__name__}: '}{error}", worker=worker, details=details) from error

@@ -16,9 +16,12 @@ from typing import Any
 
 from flowrl.data.stream import Prompt, PromptStream
 from flowrl.engine.call import Call, Receipt, WorkerSetup
+from flowrl.engine.checkpoint import Checkpoint
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.samples import Sampler
+from flowrl.engine.saver import Saver, written_at_the_end
 from flowrl.engine.store import Store
+from flowrl.engine.sync import WeightSync
 from flowrl.engine.tally import Tally
 from flowrl.engine.validation import admit, validate
 from flowrl.errors import RunError
@@ -46,7 +49,7 @@ class Arrival:
 
 
 class Loop:
-    """Runs a plan on a cluster."""
+    """Runs a plan on a cluster, from a checkpoint on where one is given; a saver makes others."""
 
     def __init__(
         self,
@@ -56,17 +59,22 @@ class Loop:
         prompts: PromptStream,
         recorder: Recorder,
         validation: Mapping[str, Sequence[Prompt]] | None = None,
+        saver: Saver | None = None,
+        resumed: Checkpoint | None = None,
     ) -> None:
         """`validation` holds the rows of every evaluation, by its name."""
         self.validation = validation or {}
         self.plan, self.cluster, self.prompts, self.recorder = plan, cluster, prompts, recorder
         self.schedule: Schedule = Sync(plan.document.batch.prompts)
         self.workers = {name: [w.name for w in workers if w.pool == name] for name in plan.pools}
+        self.weight_sync = WeightSync(plan, cluster, self.workers)
+        self.saver, self.resumed = saver, resumed
         self.store = Store()
         self.sampler = Sampler(plan, cluster, recorder)
         self.load = Counter[str]()
         self.changed: set[str] = set()
-        self.receivers: dict[str, Sequence[Any]] = {}
+        self.trains = any(node.weights == "updates" for node in plan.graph.nodes.values())
+        self.updated = False
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
@@ -79,13 +87,13 @@ class Loop:
         """THE LOOP: for every step, submit what is ready, collect what settles, release what is read, record."""
         num_steps = self.plan.document.run.steps
         try:
-            if measured := await validate(self, 0):
-                self.unrecorded.append((0, num_steps, measured))
-            for step in range(1, num_steps + 1):
-                await self.walk(self.begin(step))
-                self.sampler.end(step)
-                metrics = self.tally.metrics()
-                self.unrecorded.append((step, num_steps, metrics | await validate(self, step)))
+            async with written_at_the_end(self.saver):
+                for step in range(await self.restore() + 1, num_steps + 1):
+                    await self.walk(self.begin(step))
+                    self.sampler.end(step)
+                    metrics = self.tally.metrics()
+                    self.unrecorded.append((step, num_steps, metrics | await validate(self, step)))
+                    await self.save(step)
         finally:
             self.record()
             await self.sampler.close()
@@ -99,9 +107,29 @@ class Loop:
             self.store.release(progress.released())
         self.store.clear()
 
+    async def restore(self) -> int:
+        """Go on from the checkpoint, if there is one: the last step that it holds. Else validate what is there."""
+        if self.resumed is None:
+            if measured := await validate(self, 0):
+                self.unrecorded.append((0, self.plan.document.run.steps, measured))
+            return 0
+        self.recorder.stage(f"loading the checkpoint of step {self.resumed.step}")
+        workers = [worker for names in self.workers.values() for worker in names]
+        await asyncio.gather(*(self.cluster.restore(worker, str(self.resumed.path)) for worker in workers))
+        self.versions |= {name: version for name, version in self.resumed.versions.items() if name in self.versions}
+        await self.weight_sync.push_all(self.versions)
+        return self.resumed.step
+
+    async def save(self, step: int) -> None:
+        """Take a checkpoint at the end of a step where one is due; what was recorded of the step comes before it."""
+        if self.saver is not None and self.saver.is_due(step, self.updated):
+            self.record()
+            await self.saver.save(step, self.versions, self.prompts.state(), self.arrivals.put_nowait)
+
     def begin(self, step: int) -> Progress:
         """Admit the prompts of a step: their columns are what the first nodes read."""
         self.tally, self.failed_attempts = Tally(step, max(self.versions.values(), default=0)), {}
+        self.updated = not self.trains
         prompts, graph = self.prompts.take(self.schedule.num_to_admit(num_in_flight=0)), self.plan.of_step(step)
         batch = admit(self, graph, prompts, self.plan.document.batch.group)
         self.sampler.begin(step, batch)
@@ -194,24 +222,15 @@ class Loop:
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str]) -> None:
         """Send the trained weights, if they have changed, to every engine of the model, as the next version."""
         assert node.model is not None, "checked before"
-        start, senders = time.time(), self.workers[self.plan.pool_of(node)]
+        start, sender = time.time(), self.weight_sync.senders(node)[0]
         if node.model in self.changed:
             version = self.versions[node.model] + 1
-            engines = [worker for pool in self.plan.engine_pools(node.model) for worker in self.workers[pool]]
-            if node.name not in self.receivers:
-                asked = (self.cluster.receiver(worker, node.name) for worker in engines)
-                self.receivers[node.name] = await asyncio.gather(*asked)
-            await asyncio.gather(*(self.forward(sender, engines, node.name, version) for sender in senders))
+            await self.weight_sync.push(node, version)
             self.versions[node.model] = version
             self.changed.remove(node.model)
         self.load.subtract(workers)
-        receipt = Receipt(node.name, task.step, 1, senders[0], Rows(()), task.uids, start, time.time(), 0, 0)
+        receipt = Receipt(node.name, task.step, 1, sender, Rows(()), task.uids, start, time.time(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, ()))
-
-    async def forward(self, sender: str, engines: Sequence[str], node: str, version: int) -> None:
-        """Let every engine load each part that a sender sends, before the next one is taken."""
-        async for part in self.cluster.send(sender, node, self.receivers[node]):
-            await asyncio.gather(*(self.cluster.receive(worker, node, part, version) for worker in engines))
 
     async def next_arrival(self, progress: Progress) -> Arrival:
         """Wait for news; say who is late; raise what went wrong."""
@@ -240,6 +259,7 @@ class Loop:
             return
         if node.weights == "updates" and receipt.changed and node.model is not None:
             self.changed.add(node.model)
+            self.updated = True
         for ref, fields in zip(arrival.refs, receipt.fields, strict=False):
             self.store.add(ref, fields, receipt.rows)
         if receipt.sampled:
@@ -250,18 +270,7 @@ class Loop:
         else:
             progress.settle(node.name, receipt.settled)
         if progress.is_done(node.name):
-            self.stop_if_too_many_failed(node, receipt)
-
-    def stop_if_too_many_failed(self, node: BoundNode, receipt: Receipt) -> None:
-        """Rows that fail are left out; when most of a step's are, what is left says little, and nobody looks."""
-        num_failed, num_rows = self.tally.num_failed(node.name), self.tally.num_rows(node.name)
-        limit = self.plan.document.run.max_failed
-        if num_failed > limit * num_rows:
-            first = self.tally.failures[node.name][0]
-            share = f"{num_failed} of {num_rows} rows of step {receipt.step} failed (run.max_failed: {limit:g})"
-            share = share if num_failed < num_rows else f"every row of step {receipt.step} failed"
-            raise RunError(f"{share}, the first with {first.error}", node=node.name, worker=receipt.worker,
-                           rows=first.rows, details=first.traceback)  # fmt: skip
+            self.tally.refuse_failures(receipt, self.plan.document.run.max_failed)
 
     def record(self) -> None:
         """Write down what was collected; left until the workers have been given their next tasks."""

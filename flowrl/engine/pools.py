@@ -177,6 +177,19 @@ class RayCluster:
         """Let an engine load one."""
         await _done(self.actors[worker].receive.remote(node, part, version), node, worker)
 
+    async def save(self, worker: str, folder: str) -> int:
+        """Copy its states."""
+        return int(await _done(self.actors[worker].save.remote(folder), "", worker))
+
+    async def written(self, worker: str) -> Mapping[str, int]:
+        """Wait for the thread that writes them."""
+        sizes: dict[str, int] = await _done(self.actors[worker].written.remote(), "", worker)
+        return sizes
+
+    async def restore(self, worker: str, folder: str) -> None:
+        """Load them."""
+        await _done(self.actors[worker].restore.remote(folder), "", worker)
+
     def close(self) -> None:
         """End the actors and, if it was started here, Ray itself."""
         if ray.is_initialized():

@@ -47,6 +47,19 @@ class Tally:
         """What a node has reported."""
         return {name: part.value for name, part in merge(self._metrics.get(node, ())).items()}
 
+    def refuse_failures(self, receipt: Receipt, limit: float) -> None:
+        """Raises `RunError` where more than this share of the rows of a node, which has ended, went wrong.
+
+        Rows that fail are left out; when most of a step's are, what is left says little, and nobody looks.
+        """
+        num_failed, num_rows = self.num_failed(receipt.node), self.num_rows(receipt.node)
+        if num_failed > limit * num_rows:
+            first = self.failures[receipt.node][0]
+            share = f"{num_failed} of {num_rows} rows of step {receipt.step} failed (run.max_failed: {limit:g})"
+            share = share if num_failed < num_rows else f"every row of step {receipt.step} failed"
+            raise RunError(f"{share}, the first with {first.error}", node=receipt.node, worker=receipt.worker,
+                           rows=first.rows, details=first.traceback)  # fmt: skip
+
     def metrics(self) -> dict[str, float]:
         """All metrics of the step; call it when the step has ended.
 

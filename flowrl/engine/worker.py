@@ -15,6 +15,7 @@ from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.rowwise import arguments
 from flowrl.engine.samples import sampled
 from flowrl.engine.scorer import Scorer
+from flowrl.engine.states import States
 from flowrl.evaluation import Evaluation
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups, with_groups
@@ -37,6 +38,7 @@ class Worker:
         self.scorers: dict[str, Scorer] = {}
         self.by_name = {node.name: node for node in setup.nodes}
         self.asleep = False
+        self.states = States(setup, self.nodes, self.scorers)
 
     def load(self) -> None:
         """Make every node and let it load what it needs."""
@@ -105,6 +107,13 @@ class Worker:
     def receive(self, node: str, part: Any, version: int) -> None:
         """Load a part of the weights into the engines of this worker."""
         self._sync_node(node).receive(part, version)
+
+    def restore(self, folder: str) -> None:
+        """Take back what a checkpoint holds; engines leave the device's memory to it."""
+        for node in self.nodes.values():
+            if node.weights == "updates":
+                self._share_device(node)
+        self.states.restore(folder)
 
     def _sync_node(self, name: str) -> Any:
         return self.nodes[name]

@@ -173,8 +173,9 @@ class CheckpointSpec(Settings):
     """Steps between two checkpoints; the last step is saved too."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints to keep."""
-    resume: Literal["auto", "never"] = "auto"
-    """Whether a run goes on from the newest complete checkpoint of its folder."""
+    resume: Literal["auto", "never"] | Text = "auto"
+    """`auto` goes on with the last run of the same name and settings if it did not finish, `never` starts anew; any
+    other text is the folder or the name of a run, or the folder of one of its checkpoints, to go on from."""
 
 
 DataSpec = Annotated[Arithmetic | Jsonl | Parquet | Hf | ReasoningGym | Python | Mixture, Field(discriminator="type")]

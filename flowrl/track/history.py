@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flowrl.schedule.record import Recorder
 
@@ -10,8 +10,9 @@ from flowrl.schedule.record import Recorder
 class History(Recorder):
     """Keeps the metrics of every step."""
 
-    def __init__(self) -> None:
-        self.metrics: list[Mapping[str, float]] = []
+    def __init__(self, before: Sequence[Mapping[str, float]] = ()) -> None:
+        """`before` are those of the steps that earlier attempts at the run have made."""
+        self.metrics: list[Mapping[str, float]] = list(before)
         self.before_training: Mapping[str, float] = {}
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from flowrl.encode import dumps
 from flowrl.metrics import Failure
+from flowrl.run_files import write_text
 from flowrl.schedule.record import Event, Level, Recorder, Status
 
 Note = Callable[[str, Level], None]
@@ -24,10 +25,15 @@ Note = Callable[[str, Level], None]
 class RunFolder:
     """A new folder `<root>/<name>-<YYYYmmdd-HHMMSS>`; a number follows where two runs start in the same second.
 
-    Raises OSError if it cannot be made: a run without a folder should not start.
+    A run that goes on has an `existing` one. Raises OSError if it cannot be made: a run without a folder should not
+    start.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, existing: Path | None = None) -> None:
+        if existing is not None:
+            self.path = existing.absolute()
+            self.root = self.path.parent
+            return
         self.root = root.absolute()
         self.root.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^\w.-]+", "_", name).strip(".") or "run"
@@ -54,7 +60,10 @@ class FolderRecorder(Recorder):
         self._tracebacks: set[str] = set()
         self._files: dict[str, TextIO] = {}
         self._folder = folder.path
-        self._write("pipeline.yaml", resolved.rstrip("\n"))
+        try:
+            write_text(self._folder / "pipeline.yaml", resolved.rstrip("\n") + "\n")
+        except OSError as error:
+            self._report(error)
 
     def event(self, event: Event) -> None:
         """One line of `events.jsonl`; the failed rows are also named in `log.txt`, with the traceback."""

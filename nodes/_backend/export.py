@@ -5,6 +5,7 @@ Both take the model as its trainer has it (`lora.training_model`, with the train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,25 @@ import torch
 from torch import nn
 
 from flowrl.model import ModelSpec
-from flowrl.model_files import local_folder
-from flowrl.nodes._backend.lora import ADAPTER, adapted_layers, merged
+from flowrl.model_files import ModelError, local_folder
+from flowrl.nodes._backend.lora import ADAPTER, adapted_layers, merged, training_model
 from flowrl.nodes._backend.models import folder_of, load_tokenizer
+from flowrl.nodes._backend.trainer_state import load_weights
+
+
+def export_model(weights: Mapping[str, Any], spec: ModelSpec, folder: Path, adapter: bool = False) -> None:
+    """Write the model of a checkpoint's weights; of one with an adapter, merged, or the adapter alone if asked for.
+
+    Raises `ModelError`, also where the model has no adapter to write.
+    """
+    if adapter and spec.lora is None:
+        raise ModelError(f"model '{spec.path}' was trained as a whole and has no adapter: leave out --adapter")
+    module = training_model(spec)
+    try:
+        load_weights(module, weights)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    (save_adapter if adapter else save_model)(module, spec, folder)
 
 
 def save_model(module: Any, spec: ModelSpec, folder: Path) -> None:

@@ -6,7 +6,7 @@ ranks: a micro-batch's loss is its share of the whole mini-batch's, whose denomi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -89,6 +89,19 @@ class Trainer:
         self.num_skipped = self.num_skipped + 1 if skipped else 0
         clipped = not skipped and norm.item() > self._max_grad_norm
         return Update(norm.item(), clipped, skipped, learning_rate)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; ranks that share the model each give their part."""
+        from flowrl.nodes._backend.trainer_state import training_state
+
+        return training_state(self.module, self.optimizer, self.scheduler) | {"num_skipped": self.num_skipped}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Raises `ValueError` for that of another model."""
+        from flowrl.nodes._backend.trainer_state import load_training_state
+
+        load_training_state(state, self.module, self.optimizer, self.scheduler)
+        self.num_skipped = int(state["num_skipped"])
 
 
 def make_model(context: Context) -> nn.Module:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
-from flowrl.node import Context
-from flowrl.nodes._backend.model_node import ModelNode
+from flowrl.nodes._backend.updating import Updating
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,12 +20,8 @@ if TYPE_CHECKING:
     from flowrl.nodes._backend.partition import MicroBatch
 
 
-class Policy(ModelNode):
+class Policy(Updating):
     """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
-
-    scope = "batch"
-    weights = "updates"
-    pure = False
 
     minibatch: int = Field(ge=1)
     """Prompts of one optimizer step."""
@@ -55,9 +50,6 @@ class Policy(ModelNode):
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
-    _trainer: Any = PrivateAttr()
-    _changed: bool = PrivateAttr(False)
-
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
         if self.dual_clip <= (bound := 1 + self.clip_high):
@@ -79,14 +71,6 @@ class Policy(ModelNode):
             "{use: model.logprob, writes: {log_probs: old_log_probs}}, or "
             + ("take one step (minibatch, epochs, updates_per_sync)" if num_steps > 1 else "max_staleness: 0")
         )
-
-    def changed(self) -> bool:
-        return self._changed
-
-    def setup(self, context: Context) -> None:
-        from flowrl.nodes._backend.trainer import trainer_of
-
-        self._context, self._trainer = context, trainer_of(context)
 
     def run(
         self,

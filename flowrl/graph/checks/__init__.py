@@ -56,6 +56,7 @@ CHECKS: tuple[Check, ...] = (
     names.sync_with_a_pool,
     names.failure_policy,
     training.optimizer,
+    names.unknown_run,
     fields.missing_writer,
     fields.two_writers,
     fields.type_mismatch,
@@ -91,7 +92,6 @@ CHECKS: tuple[Check, ...] = (
     schedule.keys_without_effect,
     schedule.capacity,
     schedule.other_distribution,
-    schedule.ignored,
     schedule.not_available,
 )
 

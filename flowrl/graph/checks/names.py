@@ -1,4 +1,4 @@
-"""Checks of names: models, columns of prompts, and pools that nodes use (FR007, FR010, FR012, FR019, FR022, FR053)."""
+"""Checks of names: models, columns of prompts, pools (FR007, FR010, FR012, FR019, FR022, FR053), and runs (FR080)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from flowrl.model_files import (
     template_fault,
     tokenizer_fault,
 )
+from flowrl.run_files import known_runs, named_run
 
 OTHER_TIMES = frozenset({"step", "engine"})
 """What is timed beside the nodes."""
@@ -145,3 +146,14 @@ def failure_policy(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR007", subject.place("nodes", node.name, "on_error"),
                           f"nodes.{node.name} ({node.use}) cannot have on_error: {asked}",
                           "on_error: " + " | ".join(sorted(allowed)))  # fmt: skip
+
+
+def unknown_run(subject: Subject) -> Iterator[Problem]:
+    """FR080: the run to go on from must be there."""
+    checkpoint, root = subject.document.checkpoint, subject.document.run.dir
+    if checkpoint is None or checkpoint.resume in ("auto", "never"):
+        return
+    if named_run(checkpoint.resume, root) is None:
+        known = ["auto", "never", *known_runs(root)]
+        yield Problem("FR080", subject.place("checkpoint", "resume"), f"there is no run '{checkpoint.resume}'",
+                      nearest(checkpoint.resume, known))  # fmt: skip

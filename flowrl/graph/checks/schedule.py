@@ -1,4 +1,4 @@
-"""Checks of the schedule: staleness, pools, keys without effect, capacity, sampling (FR070 to FR074, FR078, FR079)."""
+"""Checks of the schedule: staleness, pools, keys without effect, capacity, sampling (FR070 to FR074, FR079)."""
 
 from __future__ import annotations
 
@@ -183,7 +183,3 @@ def ignored(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR078", subject.place("nodes", node.name, "every"),
                           f"nodes.{node.name}: 'every:' has no effect: it runs whenever a validation needs it",
                           "remove `every:`", severity="warning")  # fmt: skip
-    if subject.document.checkpoint is not None:
-        yield Problem("FR078", subject.place("checkpoint", key=True),
-                      "checkpoints are not available yet: the run will save none", "remove `checkpoint:`",
-                      severity="warning")  # fmt: skip

@@ -290,7 +290,6 @@ def _resume(plan: Plan) -> Iterator[str]:
     if checkpoint is None:
         yield "resume      never: without checkpoint: a run starts at step 1"
     else:
-        yield (
-            f"resume      checkpoints (every {count(checkpoint.every, 'step')}, the last {checkpoint.keep} kept) are "
-            "not available in this version: the run starts at step 1"
-        )
+        how = {"auto": "a run that did not finish is gone on with", "never": "every run starts at step 1"}
+        yield f"checkpoint  every {count(checkpoint.every, 'step')} and at the last one; {checkpoint.keep} kept"
+        yield f"resume      {checkpoint.resume}: {how.get(checkpoint.resume, 'the run to go on from')}"

@@ -312,9 +312,10 @@ def test_fr079_what_cannot_be_run_yet_is_a_warning_of_the_check() -> None:
     assert facts == [f"nodes.{name}: {what}" for name in every]
 
 
-def test_fr078_checkpoints_are_ignored_and_said_to_be() -> None:
-    problem = only(GOOD, checkpoint={"every": 5})
-    assert (problem.code, problem.severity, problem.place.path) == ("FR078", "warning", "checkpoint")
+def test_fr080_a_run_to_go_on_from_must_be_there() -> None:
+    assert check(GOOD, checkpoint={"every": 5, "resume": "never"}) == check(GOOD)
+    problem = only(GOOD, checkpoint={"resume": "nevr"})
+    assert (problem.code, problem.place.path, problem.fix) == ("FR080", "checkpoint.resume", "did you mean 'never'?")
 
 
 def test_no_node_can_be_called_data() -> None:
@@ -432,7 +433,6 @@ def test_a_model_that_is_nearly_called_like_a_shipped_one_is_refused() -> None:
         ("data.val={type: arithmetic}", "FR030", "no node uses data.val"),
         ("pools.extra={workers: 3}", "FR030", "no node uses pools.extra"),
         ("batch.group=1", "FR062", "a group has one sample"),
-        ("checkpoint={every: 5}", "FR078", "checkpoints are not available yet"),
         ("pools.train={workers: 2, nodes: 2}", "FR079", "'nodes:' cannot be run by this version yet"),
         ("nodes.actor_update.kl_coef=0.0", "FR030", "nobody reads what nodes.ref_logprob writes ('ref_log_probs')"),
     ],

@@ -175,8 +175,8 @@ def test_staleness_and_what_bounds_it(sets: list[str], lines: list[str]) -> None
 def test_what_resume_would_do() -> None:
     assert page().endswith("resume      never: without checkpoint: a run starts at step 1")
     assert page("checkpoint={every: 50}").endswith(
-        "resume      checkpoints (every 50 steps, the last 2 kept) are not available in this version: the run starts "
-        "at step 1"
+        "checkpoint  every 50 steps and at the last one; 2 kept\n"
+        "resume      auto: a run that did not finish is gone on with"
     )
 
 

@@ -1,0 +1,42 @@
+"""What all updates of a model have in common: a trainer, its state for checkpoints, and its model for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from flowrl.model import ModelSpec
+from flowrl.node import Context
+from flowrl.nodes._backend.model_node import ModelNode
+
+
+class Updating(ModelNode):
+    """Base of the nodes that take optimizer steps."""
+
+    scope = "batch"
+    weights = "updates"
+    pure = False
+
+    _trainer: Any = PrivateAttr()
+    _changed: bool = PrivateAttr(False)
+
+    def setup(self, context: Context) -> None:
+        from flowrl.nodes._backend.trainer import trainer_of
+
+        self._context, self._trainer = context, trainer_of(context)
+
+    def changed(self) -> bool:
+        return self._changed
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._trainer.state())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._trainer.load_state(state)
+
+    def export(self, state: dict[str, Any], model: ModelSpec, folder: str, adapter: bool) -> None:
+        from flowrl.nodes._backend.export import export_model
+
+        export_model(state["weights"], model, Path(folder), adapter)

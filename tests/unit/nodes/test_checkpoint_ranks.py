@@ -1,0 +1,125 @@
+"""Saved with two ranks, gone on with one, two or three: with copies of the model or with shares of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowrl.engine.call import WorkerSetup
+from flowrl.engine.states import States
+from flowrl.model import ModelSpec, OptimizerSpec
+from flowrl.node import Context
+from flowrl.nodes.update.policy import Policy
+from flowrl.rows import Array
+
+SPEC = ModelSpec(path="arith-tiny", trainable=True, optimizer=OptimizerSpec(lr=1e-3))
+Weights = dict[str, Array]
+
+
+def a_node(rank: int, num_ranks: int, port: int, parallel: str) -> tuple[Policy, States, Any]:
+    """An update with its trainer, in a process of its own."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    from flowrl.nodes._backend.trainer import trainer_of
+
+    torch.set_num_threads(1)
+    if num_ranks > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
+        os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
+    context = Context(model="policy", models={"policy": SPEC}, rank=rank, num_ranks=num_ranks)
+    node = Policy(minibatch=2)
+    node.setup(context)
+    trainer = trainer_of(context)
+    if parallel == "fsdp2":
+        module = trainer.module if num_ranks == 1 else trainer.model.module
+        trainer.module = trainer.model = fully_shard(module) if num_ranks > 1 else module
+        trainer.optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-3, weight_decay=0.0)
+    setup = WorkerSetup("train", rank, num_ranks, (), {"policy": SPEC}, 0, 1)
+    return node, States(setup, {"update": node}, ()), trainer
+
+
+def train(trainer: Any, num_steps: int) -> None:
+    import torch
+
+    ids = torch.arange(24).reshape(3, 8) % 19
+    for _ in range(num_steps):
+        trainer.optimizer.zero_grad()
+        trainer.model(input_ids=ids).logits.float().pow(2).mean().backward()
+        trainer.optimizer.step()
+
+
+def whole(trainer: Any) -> Weights:
+    state = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in
+             trainer.module.state_dict().items()}  # fmt: skip
+    return {name: value.detach().numpy().copy() for name, value in state.items()}
+
+
+def save(rank: int, num_ranks: int, port: int, parallel: str, folder: str) -> list[Weights]:
+    """The weights at the save, and two steps later."""
+    _, states, trainer = a_node(rank, num_ranks, port, parallel)
+    train(trainer, 2)
+    states.copy(folder)
+    saved = whole(trainer)
+    train(trainer, 2)  # beside the writing
+    files = states.written()
+    assert f"random/train-{rank}.pickle" in files
+    return [saved, whole(trainer)]
+
+
+def go_on(rank: int, num_ranks: int, port: int, parallel: str, folder: str) -> list[Weights]:
+    """The weights that were loaded, and two steps later."""
+    _, states, trainer = a_node(rank, num_ranks, port, parallel)
+    states.restore(folder)
+    loaded = whole(trainer)
+    train(trainer, 2)
+    return [loaded, whole(trainer)]
+
+
+def start(call: Any, rank: int, results: Any, *arguments: Any) -> None:
+    results.put((rank, call(rank, *arguments)))
+
+
+def on_ranks(call: Any, num_ranks: int, parallel: str, folder: Path) -> list[list[Weights]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [
+        spawn.Process(target=start, args=(call, rank, results, num_ranks, port, parallel, str(folder)), daemon=True)
+        for rank in range(num_ranks)
+    ]
+    for worker in workers:
+        worker.start()
+    found = dict(results.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join(10)
+    return [found[rank] for rank in range(num_ranks)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Weights]]]:
+    folders = {parallel: tmp_path_factory.mktemp(parallel) for parallel in ("ddp", "fsdp2")}
+    return {parallel: (folder, on_ranks(save, 2, parallel, folder)[0]) for parallel, folder in folders.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "num_ranks", "after"),
+    [("ddp", 1, "ddp"), ("ddp", 3, "ddp"), ("ddp", 2, "fsdp2"), ("fsdp2", 3, "fsdp2"), ("fsdp2", 1, "ddp")],
+)
+def test_another_number_of_ranks_goes_on_with_the_same_weights(
+    before: str, num_ranks: int, after: str, saved: dict[str, tuple[Path, list[Weights]]]
+) -> None:
+    folder, (at_the_save, later) = saved[before]
+    for loaded, trained in on_ranks(go_on, num_ranks, after, folder):
+        for name, weight in at_the_save.items():
+            assert np.array_equal(loaded[name], weight), name
+        for name, weight in later.items():
+            assert np.allclose(trained[name], weight, atol=1e-6), name
