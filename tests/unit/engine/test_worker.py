@@ -265,6 +265,22 @@ def test_an_engine_sleeps_while_a_model_computes_on_its_worker_and_wakes_to_gene
     assert versions(worker) == {0}
 
 
+def test_models_that_train_sleep_while_an_engine_generates_and_none_is_up_with_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, said = colocated(), list[str]()
+
+    def hear(name: str, word: str) -> None:
+        monkeypatch.setattr(type(worker.nodes[name]), word, lambda _: said.append(f"{name} {word}"))
+
+    for name in ("r0", "p", "s"):
+        hear(name, "sleep")
+        hear(name, "wake")
+    for node, given in (("r0", prompts()), ("p", responses()), ("p", responses()), ("r0", prompts())):
+        list(worker.blocks(Call(node, 1, given.rows.uids), (given,)))
+    assert said == ["r0 sleep", "p wake", "p sleep", "r0 wake"]
+
+
 def test_an_engine_that_was_synced_in_its_sleep_wakes_with_the_new_weights() -> None:
     worker = colocated()
     for version in (1, 2):

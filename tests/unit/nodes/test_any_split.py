@@ -236,3 +236,32 @@ def test_a_model_may_compute_in_16_bits_while_its_weights_keep_32(
     rough = {row: values for part in groups[2].run(scored, narrow, batch) for row, values in part.items()}
     distance = max(np.abs(rough[row] - values).max() for row, values in exact.items())
     assert 1e-4 < distance < 0.5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_model_that_was_moved_to_host_memory_goes_on_as_if_it_had_stayed(
+    parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    spec = ModelSpec(path=folders["qwen2"], trainable=True, parallel=parallel, optimizer=OptimizerSpec(lr=0.01))  # type: ignore[arg-type]
+    for stayed, moved in zip(groups[2].run(moving, spec, False), groups[2].run(moving, spec, True), strict=True):
+        assert all(np.array_equal(stayed[name], moved[name]) for name in stayed)
+
+
+def moving(rank: int, num_ranks: int, spec: ModelSpec, move_it: bool) -> dict[str, np.ndarray]:
+    """The weights after two steps, between which the model may be moved; here it stays on the CPU all the same."""
+    from flowrl.nodes._backend.parallel import move
+    from flowrl.nodes._backend.trainer import trainer_of
+    from flowrl.nodes._backend.weights import _whole, named_weights
+    from flowrl.nodes.update.policy import Policy
+
+    context = Context("update", "policy", {"policy": spec}, rank, num_ranks)
+    node = Policy(minibatch=4)
+    node.setup(context)
+    trainer = trainer_of(context)
+    for _ in range(2):
+        node.run(**trajectories().columns)  # type: ignore[arg-type]
+        if move_it:
+            parameters = list(trainer.module.parameters())
+            move(trainer.module, trainer.optimizer, "cpu")
+            assert all(a is b for a, b in zip(parameters, trainer.module.parameters(), strict=True))
+    return {name: _whole(weight.detach()).numpy().copy() for name, weight in named_weights(trainer.module).items()}

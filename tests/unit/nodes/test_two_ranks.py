@@ -17,13 +17,12 @@ from flowrl.node import Context
 from flowrl.nodes.model.logprob import Logprob
 from flowrl.nodes.update.policy import Policy
 
-SPEC = ModelSpec(path="arith-tiny", trainable=True, optimizer=OptimizerSpec(lr=1e-3, max_grad_norm=0.5))
+SGD = OptimizerSpec(type="torch.optim:SGD", lr=1.0, max_grad_norm=0.5)
+SPEC = ModelSpec(path="arith-tiny", trainable=True, optimizer=SGD)
 
 
 def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     """Two steps under SGD on seven rows, the second of one prompt only; what is left is as a worker would leave it."""
-    import torch
-
     from flowrl.nodes._backend.trainer import trainer_of
     from flowrl.nodes._backend.weights import named_weights
 
@@ -37,7 +36,6 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     update.setup(context)
     logprob.setup(context)
     trainer = trainer_of(context)
-    trainer.optimizer = torch.optim.SGD(trainer.module.parameters(), lr=1.0)
     ids = {name: batch.columns[name] for name in ("prompt_ids", "response_ids", "temperature")}
     scored = logprob.run(**ids).log_probs  # type: ignore[arg-type]
     with collect() as report:

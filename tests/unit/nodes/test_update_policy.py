@@ -36,12 +36,14 @@ def updated(
     context: Context, batch: Batch, sgd: bool = True, changes: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """How far a fresh model has moved, and the metrics; under SGD with rate 1 that is the gradient."""
-    context = replace(context, shared={})
+    spec = context.models["policy"]
+    if sgd:
+        plain = OptimizerSpec(type="torch.optim:SGD", lr=1.0, max_grad_norm=spec.optimizer.max_grad_norm)
+        spec = spec.model_copy(update={"optimizer": plain})
+    context = replace(context, shared={}, models={"policy": spec})
     node = Policy(**({"minibatch": 4} | settings))
     node.setup(context)
     trainer = trainer_of(context)
-    if sgd:
-        trainer.optimizer = torch.optim.SGD(trainer.module.parameters(), lr=1.0)
     before = parameters(trainer)
     with collect() as report:
         node.run(**columns(batch, **(changes or {})))
@@ -148,6 +150,7 @@ def test_gradients_above_the_limit_are_scaled_to_it(context: Context) -> None:
     free, metrics = updated(context, batch)
     moved, clipped = updated(replace(context, models={"policy": spec}), batch)
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert (metrics["actor/grad_clipped"], clipped["actor/grad_clipped"]) == (0, 1)
     assert clipped["actor/grad_norm"] == metrics["actor/grad_norm"] == pytest.approx(free.norm().item(), rel=1e-3)
 
 
