@@ -1,9 +1,9 @@
 """Where a run begins: at step 1 of a folder of its own, or after a checkpoint of a run that did not finish.
 
-`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. Where that has
-not finished and has a complete checkpoint, it goes on, and where it had saved nothing it begins again; in any other case
-a new run starts, and a line says why. A run that somebody names is gone on with whatever has changed, unless it cannot be
-loaded (FR080).
+`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. If that did not
+finish and has a complete checkpoint, it goes on; if it had saved nothing, it begins again. In any other case a new run
+starts, and a line says why. A run that somebody names is gone on with whatever has changed, unless it cannot be loaded
+(FR080).
 """
 
 from __future__ import annotations
