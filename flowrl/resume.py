@@ -1,6 +1,6 @@
 """Where a run begins: at step 1 of a folder of its own, or after a checkpoint of a run that did not finish.
 
-`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. If that did not
+`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. If it did not
 finish and has a complete checkpoint, it goes on; if it had saved nothing, it begins again. In any other case a new run
 starts, and a line says why. A run that somebody names is gone on with whatever has changed, unless it cannot be loaded
 (FR080).

@@ -32,7 +32,7 @@ nodes:
     script: {vocabulary: 18, texts: ["0", "1", "22", "3"]}
   reward: {use: ./odd.py:Odd}
   advantage: {use: advantage.grpo}
-  actor_update: {use: update.policy, model: policy, pool: train, minibatch: 4}
+  actor_update: {use: update.policy, model: policy, pool: train, minibatch: 8}
   weight_sync: {use: sync.weights, model: policy}
 run: {steps: 8}
 checkpoint: {every: 2}
