@@ -1,8 +1,9 @@
 """Where a run begins: at step 1 of a folder of its own, or after a checkpoint of a run that did not finish.
 
-`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. Where that has
-not finished and has a complete checkpoint, it goes on; in any other case a new run starts, and a line says why. A run
-that somebody names is gone on with whatever has changed, unless it cannot be loaded (FR080).
+`checkpoint.resume: auto` looks at the run of the same name that was started last with the same settings. If it did not
+finish and has a complete checkpoint, it goes on; if it had saved nothing, it begins again. In any other case a new run
+starts, and a line says why. A run that somebody names is gone on with whatever has changed, unless it cannot be loaded
+(FR080).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flowrl.data.base import DataFault
 from flowrl.data.stream import PromptStream
-from flowrl.engine.checkpoint import Checkpoint, Incomplete, drop_after, latest, read
+from flowrl.engine.checkpoint import Checkpoint, Incomplete, drop_after, has_saved, latest, read
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.saver import Saver
 from flowrl.errors import PipelineError, Place, Problem, nearest
@@ -153,14 +154,17 @@ def _gone_on_with(folder: Path, info: RunInfo, plan: Plan) -> Start:
         return Start(f"starts anew: {folder.name} has the same settings and is still running")
     if info.finished:
         return NEW
-    if found is None:
+    anew = "--set checkpoint.resume=never starts anew"
+    if found is None and has_saved(folder):  # of which something may still be saved by hand
         return Start(f"starts anew: {folder.name} did not finish and has no complete checkpoint", faults=faults)
+    if found is None:
+        told = f"begins again in {folder.name}, which did not finish and had saved nothing; {anew}"
+        return Start(told, folder, faults=faults)
     steps = plan.document.run.steps
     if found.step > steps:
         told = f"starts anew: {folder.name} did not finish, but it is at step {found.step} of {steps}"
         return Start(told, faults=faults)
-    told = f"goes on from step {found.step} of {folder.name}; --set checkpoint.resume=never starts anew"
-    return Start(told, folder, found, faults)
+    return Start(f"goes on from step {found.step} of {folder.name}; {anew}", folder, found, faults)
 
 
 def _forced(plan: Plan, resolved: str, run: str, place: Place) -> Start:

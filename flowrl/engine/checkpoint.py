@@ -155,6 +155,11 @@ def latest(run: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     return None, tuple(faults)
 
 
+def has_saved(run: Path) -> bool:
+    """Whether a run has ever completed a checkpoint that is still there, damaged or not."""
+    return any((path / MARKER).exists() for _, path in folders_of(run))
+
+
 def prune(run: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, and what saves that were broken off have left."""
     num_kept = 0

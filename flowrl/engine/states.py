@@ -90,7 +90,7 @@ class States:
             set_random_state(_read_pickle(generators))
 
     def _ranks(self) -> Any:
-        """A process group of the pool's ranks that only saving uses, beside the training; None for a single rank."""
+        """A process group of the pool's ranks that only saving uses, beside the training; None for a single one."""
         if self._group is None and self._setup.num_ranks > 1:
             import torch.distributed
 

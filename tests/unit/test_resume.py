@@ -174,6 +174,30 @@ def test_never_starts_anew_and_settles_that_the_older_run_is_abandoned(tmp_path:
     assert len(folders(tmp_path)) == 3
 
 
+def test_a_run_that_had_saved_nothing_begins_again_in_its_folder(tmp_path: Path) -> None:
+    data = document(tmp_path, checkpoint={"every": 5})
+    (tmp_path / "stops").write_text("3")
+    assert attempt(data) is None
+    (left,) = folders(tmp_path)
+    assert attempt(data) == left
+    assert f"begins again in {left.name}, which did not finish and had saved nothing" in log(left)
+    assert steps_of(left) == list(range(1, STEPS + 1))
+    assert uids(left) == uids(interrupted(tmp_path / "plain"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path: Path) -> None:
+    data = document(tmp_path)
+    (tmp_path / "stops").write_text("3")
+    assert attempt(data) is None
+    (left,) = folders(tmp_path)
+    for path in (left / "checkpoints").glob("*/random/cpu-0.pickle"):
+        path.unlink()
+    folder = attempt(data)
+    assert folder is not None and folder != left
+    assert f"starts anew: {left.name} did not finish and has no complete checkpoint" in log(folder)
+    assert steps_of(left) == [1, 2, 3][: len(steps_of(left))]
+
+
 def test_other_settings_start_anew_and_are_named(tmp_path: Path) -> None:
     data = document(tmp_path)
     (tmp_path / "stops").write_text("4")
