@@ -169,7 +169,10 @@ def test_fr026_a_rollout_refuses_what_is_asked_of_it(own: Path) -> None:
 
 def test_fr026_sampling_without_anything_that_generates(own: Path) -> None:
     found = only(settings=f"use: {own}:Prompts, temperature: 0.5")
-    assert found.fact == "nodes.accuracy asks for temperature 0.5: nothing that it reads follows from a node that generates"
+    assert (
+        found.fact
+        == "nodes.accuracy asks for temperature 0.5: nothing that it reads follows from a node that generates"
+    )
     assert problems(settings=f"use: {own}:Prompts") == []
 
 
