@@ -8,7 +8,7 @@ import numpy as np
 
 from flowrl.batch import Batch, Column, Prompt, PromptToken, Sample, Step, Token
 from flowrl.fields import FieldType
-from flowrl.join import canonical, concat, join, project, singles, take, take_groups
+from flowrl.join import canonical, concat, join, project, singles, take, take_groups, with_groups
 from flowrl.rows import Rows
 
 SCORE, MASK = FieldType("Sample", "float"), FieldType("Token", "int")
@@ -138,3 +138,25 @@ def test_singles_are_what_take_gives_for_each_row() -> None:
         assert single.rows == taken.rows
         for name, column in single.columns.items():
             assert column.values.tolist() == taken.columns[name].values.tolist()
+
+
+def test_groups_without_trajectories_are_added_with_their_prompts() -> None:
+    rows = Rows(["b"], [0, 0], [0, 2], planned=[3], settled=[3])
+    batch = Batch(
+        rows, {"x": Sample(rows, [1.0, 2.0]), "p": Prompt(rows, ["B"])},
+        {"x": FieldType("Sample", "float"), "p": FieldType("Prompt", "str")},
+    )  # fmt: skip
+    every = Rows(["a", "b", "c"])
+    parts = [batch, Batch(every, {"p": Prompt(every, ["A", "B", "C"])}, {"p": FieldType("Prompt", "str")})]
+    found = canonical(with_groups(batch, parts, ["a", "b", "c", "lost"], 3))
+    assert found.rows.uids == ("a", "b", "c")
+    assert found.rows.names() == ["b_0_0", "b_2_0"]
+    assert found.rows.planned.tolist() == [3, 3, 3]
+    assert list(found.columns["p"]) == ["A", "B", "C"]
+    assert list(found.columns["x"]) == [1.0, 2.0]
+
+
+def test_without_a_column_of_prompts_every_group_is_added() -> None:
+    rows = Rows(["b"], [0], [0])
+    batch = Batch(rows, {"x": Sample(rows, [1.0])}, {"x": FieldType("Sample", "float")})
+    assert with_groups(batch, [batch], ["a", "b"], 2).rows.uids == ("b", "a")

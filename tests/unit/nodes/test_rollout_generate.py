@@ -78,6 +78,24 @@ def test_draws_follow_the_distribution() -> None:
     assert np.allclose(log_probs, torch.log_softmax(logits / 2.0, -1).numpy()[branch, ids])
 
 
+def test_temperature_0_takes_the_likeliest_token_with_its_log_probability_at_1() -> None:
+    logits = torch.tensor([[0.0, 1.0, -float("inf"), 2.0], [3.0, 0.0, 3.0, 0.0]])
+    ids, log_probs = sample(logits, np.array([0, 1, 0]), np.array([0.0, 0.9, 0.99]), temperature=0.0)
+    assert ids.tolist() == [3, 0, 3]
+    assert np.allclose(log_probs, torch.log_softmax(logits, -1).numpy()[[0, 1, 0], ids])
+
+
+def test_a_rollout_at_temperature_0_is_as_one_that_is_nearly_as_cold(context: Context) -> None:
+    node = Generate(max_tokens=6).model_copy(update={"temperature": 0.0, "max_tokens": 5})
+    node.setup(context)
+    blocks = list(node.run(prompts(group_size=2)))
+    found = {uid: text for out in blocks for uid, text in zip(out.rows.names(), out.response, strict=True)}
+    cold = roll(context, prompts(group_size=2), temperature=1e-3, max_tokens=5)
+    assert found == dict(zip(cold.rows.names(), cold.columns["response"], strict=True))
+    assert {out.temperature.values[0] for out in blocks} == {1.0}  # what the log-probabilities are of
+    assert {out.max_tokens.values[0] for out in blocks} == {5}
+
+
 def test_broken_weights_are_said_and_not_sampled_from() -> None:
     with pytest.raises(FloatingPointError, match="logits are not finite"):
         sample(torch.tensor([[0.0, float("nan")]]), np.array([0]), np.array([0.5]), temperature=1.0)

@@ -70,6 +70,20 @@ def test_log_probabilities_are_those_of_the_trainer(engine: VllmEngine, spec: Mo
     assert difference.mean() < 1e-5 and difference.max() < 1e-3
 
 
+def test_temperature_0_answers_every_session_alike_as_the_transformers_engine_does(
+    engine: VllmEngine, spec: ModelSpec
+) -> None:
+    other = TransformersEngine(spec, "cpu", ChatFormat(), 512)
+    requests, greedy = requests_of(engine.encode(SUMS), group=3), Sampling(8, 0.0)
+    expected = {each.request: each.sessions for block in other.generate(requests, greedy) for each in block}
+    got = done(engine, requests, greedy)
+    for position, completion in enumerate(got):
+        same = expected[position // 3][position % 3]
+        assert isinstance(same, Completion)
+        assert (completion.text, completion.ids.tolist()) == (same.text, same.ids.tolist())
+        assert np.allclose(completion.log_probs, same.log_probs, atol=1e-3)
+
+
 def test_greedy_answers_are_those_of_the_transformers_engine(engine: VllmEngine, spec: ModelSpec) -> None:
     cold = Sampling(8, 0.01)  # so cold that chance has no say
     other = TransformersEngine(spec, "cpu", ChatFormat(), 512)

@@ -122,3 +122,27 @@ def test_a_terminal_keeps_the_line_of_every_step_above_a_live_line(monkeypatch: 
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is shown again"
     assert all(f"step {step:>2}/12  reward" in text for step in range(1, 13))
     assert "mean reward" in text
+
+
+def test_a_validation_has_a_line_of_its_own_and_its_ends_are_in_the_table() -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder("grpo_sync", FOLDER, stream)
+    for step in range(13):
+        measured = {"val/a/b/mean@4": step / 20, "val/a/b/pass@1": 0.1, "val/a/b/pass@4": 0.8, "val/a/b/maj@4": 0.5}
+        counts = {"val/a/b/rows": 256.0, "val/a/b/unscored": float(step == 0)}
+        recorder.step(step, 12, (metrics_of(step) if step else {}) | (measured | counts if step % 6 == 0 else {}))
+    recorder.close("finished", [])
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "step  0/12  val/a/b  mean@4 0.000  pass@4 0.800  maj@4 0.500  256 rows  1 unscored"
+    assert lines[7] == "step  6/12  val/a/b  mean@4 0.300  pass@4 0.800  maj@4 0.500  256 rows"
+    assert next(line for line in lines if "val/a/b/mean@4" in line).split() == ["val/a/b/mean@4", "0.000", "0.600"]
+    assert "12 steps in" in lines[-2]
+
+
+def test_what_was_validated_once_stands_at_the_end_alone() -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder("grpo_sync", FOLDER, stream)
+    recorder.step(1, 1, {**metrics_of(1), "val/a/mean@1": 0.25})
+    recorder.close("finished", [])
+    (row,) = [line for line in stream.getvalue().splitlines() if "val/a/mean@1" in line]
+    assert row.split() == ["val/a/mean@1", "0.250"]

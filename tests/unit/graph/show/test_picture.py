@@ -153,3 +153,22 @@ def test_a_sync_that_does_not_run_sends_nothing() -> None:
 def test_at_least_one_step_is_drawn(unroll: int) -> None:
     with pytest.raises(ValueError, match="unroll must be at least 1"):
         picture(made(TRAINED, SCHEDULES[0]), unroll)
+
+
+def test_a_validation_says_when_it_runs_and_is_drawn_in_these_steps_alone() -> None:
+    strict = {"use": "Judge", "writes": {"score": "strict"}}
+    watch = {"use": "evaluate.accuracy", "every": 3, "before_training": True, "at_end": True}
+    nodes = {**TRAINED, "strict": strict, "watch": {**watch, "reads": {"reward": "strict"}}}
+    document_ = document(
+        nodes, models={"policy": {"path": "x", "trainable": True}}, pools={"train": {}, "generate": {}}
+    )
+    document_["data"]["val"] = document_["data"]["train"]
+    plan = Pipeline({**document_, "run": {"steps": 5}}).plan()
+    notes = {box.node: box.note for box in picture(plan).boxes if box.note}
+    assert notes == {"watch": "every 3 steps, before training and at the end, on val", "strict": "in validation only"}
+    shown = picture(plan, 5)
+    assert [box.key for box in shown.boxes if box.note] == ["strict@3", "watch@3", "strict@5", "watch@5"]
+    late = {
+        (arrow.source, arrow.target) for arrow in shown.arrows if arrow.kind == "weights" and arrow.source == "sync@3"
+    }
+    assert late == {("sync@3", "watch@3"), ("sync@3", "rollout@4")}
