@@ -24,8 +24,7 @@ class SampleFiles(Service):
         self.shown = f"the samples in {folder}"
 
     def connect(self, run_id: str, complain: Complain) -> str:
-        """Make the folder, or clear it of what will come again."""
-        self._folder.mkdir(exist_ok=True)
+        """Clear the folder of what will come again; it is made with the first table."""
         for path in self._folder.glob("step_*.parquet") if self._resumed_after is not None else ():
             step = re.fullmatch(r"step_(\d+)", path.stem)
             if step and int(step[1]) > (self._resumed_after or 0):
@@ -44,6 +43,7 @@ class SampleFiles(Service):
             name: pa.array(values, pa.type_for_alias(ARROW[samples.types[name]]))
             for name, values in samples.columns.items()
         }
+        self._folder.mkdir(exist_ok=True)
         path = self._folder / f"step_{samples.step:06d}.parquet"
         new = path.with_name(f".{path.name}")  # readers of the folder pass over it
         pq.write_table(pa.table(arrays), new)

@@ -14,7 +14,7 @@ from flowrl.encode import plain
 from flowrl.schedule.record import Samples, Status
 from flowrl.spec.tracking import WandbTracking
 from flowrl.track.names import escaped
-from flowrl.track.tracker import CLOSE_SECONDS, Complain, Point, Service
+from flowrl.track.tracker import CLOSE_SECONDS, SEND_SECONDS, Complain, Point, Service
 
 INIT_SECONDS = 10.0
 """Longest wait for a server; the tracker tries again later."""
@@ -49,6 +49,7 @@ class Wandb(Service):
             init_timeout=INIT_SECONDS, finish_timeout=CLOSE_SECONDS["finished"],
             # Else it waits for minutes, also when the interpreter exits.
             x_graphql_retry_max=2, x_graphql_timeout_seconds=5, x_graphql_retry_wait_max_seconds=2,
+            x_transaction_log_flush_interval=SEND_SECONDS,  # what a killed run may lack
         )  # fmt: skip
         self._run = wandb.init(
             project=self._project, entity=self._spec.entity, name=self._folder.name, dir=str(self._folder),
