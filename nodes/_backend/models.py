@@ -128,19 +128,6 @@ def frozen_model(context: Context) -> PreTrainedModel:
     return shared(context, "model", lambda: _frozen(context))
 
 
-def checkpoint_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """Let each layer keep its inputs only, and compute once more in the backward pass. Raises `ModelError`."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    if not model.supports_gradient_checkpointing or not layers:
-        raise ModelError(f"a model of type '{model.config.model_type}' has no gradient_checkpointing: switch it off")
-    model.gradient_checkpointing_enable()
-    for layer in layers:
-        layer.training = True  # what makes it compute again; what lies inside it stays without dropout
-    return model
-
-
 def _frozen(context: Context) -> PreTrainedModel:
     from flowrl.nodes._backend.parallel import shard, will_be_sharded
 

@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from flowrl.model import base_of
+from flowrl.model_files import ModelError
 from flowrl.node import Context
 from flowrl.nodes._backend.lora import adapters_off, training_model
-from flowrl.nodes._backend.models import checkpoint_layers, frozen_model, shared, use_threads
+from flowrl.nodes._backend.models import frozen_model, shared, use_threads
 from flowrl.nodes._backend.optimizer import make_optimizer, make_scheduler
 from flowrl.nodes._backend.parallel import compute_in, copied, gradients_kept, move, shard, will_be_sharded
 
@@ -110,6 +111,20 @@ def make_model(context: Context) -> nn.Module:
     # A model that will be sharded need not fit on the device: its layers go there one by one.
     model = training_model(spec, "cpu" if will_be_sharded(spec, context) else context.device, context.seed)
     return checkpoint_layers(model) if spec.gradient_checkpointing else model
+
+
+def checkpoint_layers(model: Any) -> nn.Module:
+    """Let each layer keep its inputs only, and compute once more in the backward pass. Raises `ModelError`."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not model.supports_gradient_checkpointing or not layers:
+        raise ModelError(f"a model of type '{model.config.model_type}' has no gradient_checkpointing: switch it off")
+    model.gradient_checkpointing_enable()
+    for layer in layers:
+        layer.training = True  # what makes it compute again; what lies inside it stays without dropout
+    layered: nn.Module = model
+    return layered
 
 
 def wrapped(module: nn.Module, context: Context) -> nn.Module:

@@ -93,6 +93,7 @@ CHECKS: tuple[Check, ...] = (
     schedule.capacity,
     schedule.other_distribution,
     schedule.not_available,
+    schedule.ignored,
 )
 
 

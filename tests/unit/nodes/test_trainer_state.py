@@ -95,7 +95,7 @@ def test_an_optimizer_of_another_kind_starts_anew_with_the_trained_weights(tmp_p
 def test_a_schedule_goes_on_where_it_was_with_the_rates_of_the_document(tmp_path: Path) -> None:
     one, two, other = trainer(), trainer(), trainer(2e-3)
     for each in (one, two, other):
-        schedule = torch.optim.lr_scheduler.LambdaLR(each.optimizer.optimizer, lambda step: 1 / (1 + step))
+        schedule = torch.optim.lr_scheduler.LambdaLR(each.optimizer, lambda step: 1 / (1 + step))
         each.scheduler = schedule  # type: ignore[attr-defined]
     for _ in range(3):
         train(one, 1)
