@@ -156,7 +156,7 @@ class Worker:
     def _node(self, spec: NodeSetup, call: Call) -> Node:
         """The node; for a validation, one that generates has the settings that are asked for."""
         node = self.nodes[spec.name]
-        if call.asked is None or node.weights != "generates":
+        if call.asked is None or not call.asked.settings or node.weights != "generates":
             return node
         # The copy shares all that the node holds: its engine too.
         return node.model_copy(update=dict(call.asked.settings))

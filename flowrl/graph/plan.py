@@ -11,7 +11,7 @@ from flowrl.evaluation import Asked
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import Field, Graph
 from flowrl.graph.pools import Pool, physical_name
-from flowrl.graph.validation import evaluation_of
+from flowrl.graph.validation import Types, evaluation_of
 from flowrl.spec.document import Document
 
 BLOCKS_PER_STEP = 8
@@ -75,8 +75,12 @@ class Plan:
 
     def graph_of(self, walk: Walk) -> Graph:
         """What a validation runs: the evaluations and all that they read from, on the columns of their data set."""
-        columns = self.document.data[walk.dataset].field_types()
-        return self.graph.restricted(self.graph.leading_to(walk.evaluations), columns)
+        return self.graph.restricted(self.graph.leading_to(walk.evaluations), self._columns[walk.dataset])
+
+    @cached_property
+    def _columns(self) -> Mapping[str, Types]:
+        """Of the data sets that evaluations name; empty of one whose columns are not known."""
+        return {walk.dataset: self.document.data[walk.dataset].field_types() for walk in self.walks()}
 
     def pool_of(self, node: BoundNode) -> str:
         """The group of workers that a node runs on; of a sync, the one of the model's update."""

@@ -88,8 +88,8 @@ def sampling_of_validation(subject: Subject) -> Iterator[Problem]:
             if not rollouts and not subject.bound.unresolved:
                 wrong = ["nothing that it reads follows from a node that generates"]
             for fact in wrong[:1]:
-                yield Problem("FR026", subject.place("nodes", node.name, key),
-                              f"nodes.{node.name} asks for {key} {value:g}: {fact}", f"remove `{key}:`")  # fmt: skip
+                asks = f"nodes.{node.name} asks for {key} {value:g}"
+                yield Problem("FR026", subject.place("nodes", node.name, key), f"{asks}: {fact}", f"remove `{key}:`")
 
 
 def _refusal(subject: Subject, rollout: BoundNode, key: str, value: Any) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from pydantic import Field, PrivateAttr
 
 import flowrl
-from flowrl import Evaluation, Node, Prompt, Rows, Sample, Token, failure, metric
+from flowrl import Context, Evaluation, Node, Prompt, Rows, Sample, Token, failure, metric
 from flowrl.data.stream import PromptStream
 from flowrl.engine.local import LocalCluster
 from flowrl.engine.loop import Loop
@@ -89,6 +90,32 @@ class Train(Node):
     def run(self, reward: Sample[float], response_mask: Token[bool]) -> None:
         note(self.log, node="update", rows=reward.rows.names())
         metric("trained", len(reward), reduce="last")
+
+
+class Half(Node):
+    """Reads the weights on every rank, each of which answers for its share of the rows."""
+
+    weights = "reads"
+    device = "accelerator"
+    _context: Context = PrivateAttr()
+
+    class Out(NamedTuple):
+        log_probs: Token[float]
+
+    def setup(self, context: Context) -> None:
+        self._context = context
+
+    def run(self, response_mask: Token[bool]) -> Out:
+        own = np.arange(self._context.rank, len(response_mask.rows), self._context.num_ranks)
+        share = response_mask.jagged.take(own)
+        return self.Out(Token(response_mask.rows.take(own), share.values * -0.5, share.offsets))
+
+
+class Sums(Evaluation):
+    """Adds up what every rank says."""
+
+    def run(self, log_probs: Token[float]) -> None:
+        metric("sum", log_probs.values.sum(), reduce="last")
 
 
 class Look(Node):
@@ -257,6 +284,20 @@ def test_a_node_that_only_an_evaluation_needs_never_sees_a_training_row(tmp_path
     assert not any(row.startswith("val:") for call in calls(log, "reward") for row in call["rows"])
     assert "time/strict" not in history.metrics[1]
     assert history.metrics[1]["val/arithmetic/rows"] == 5
+
+
+def test_what_reads_the_weights_does_so_on_all_ranks_after_the_update(tmp_path: Path) -> None:
+    half = {"use": f"{HERE}:Half", "model": "policy", "pool": "train"}
+    made = document(tmp_path / "log", half=half, sums={"use": f"{HERE}:Sums", "samples": 3, "every": 4})
+    made["pools"]["train"] = {"workers": 2}
+    made["nodes"]["update"] |= {"use": f"{STUBS}:Update"}
+    made["nodes"]["update"].pop("log")
+    history = trained(made)
+    assert [step.get("sum") for step in history.metrics] == [None, None, None, -7.5]
+    places = [event.node for event in history.events if event.step == 4]
+    assert places.index("update") < places.index("sums")
+    theirs = [e for e in history.events if e.node == "half" and e.rows and e.rows[0].startswith("val:")]
+    assert {event.worker for event in theirs} == {"train/0", "train/1"}
 
 
 def test_a_node_that_trains_nothing_runs_in_every_so_many_th_step(tmp_path: Path) -> None:
