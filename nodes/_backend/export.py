@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from flowrl.model import ModelSpec
-from flowrl.model_files import local_folder
 from flowrl.nodes._backend.lora import ADAPTER, adapted_layers, merged
 from flowrl.nodes._backend.models import folder_of, load_tokenizer
 
@@ -35,8 +34,8 @@ def save_adapter(module: Any, spec: ModelSpec, folder: Path) -> None:
     assert spec.lora is not None, "a model without an adapter is saved whole"
     folder.mkdir(parents=True, exist_ok=True)
     config = module.peft_config[ADAPTER]
-    is_here = local_folder(spec.path) is not None or spec.path != folder_of(spec)
-    config.base_model_name_or_path = str(Path(folder_of(spec)).resolve()) if is_here else spec.path
+    base = folder_of(spec)
+    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
     config.revision = spec.revision
     config.inference_mode = True
     config.save_pretrained(folder)

@@ -226,18 +226,21 @@ def test_tied_embeddings_have_no_adapter(model_folder: Callable[[str], Path]) ->
             training_model(spec_of(str(model_folder("qwen2")), target_modules=[name]))
 
 
+def inner(trainer: Trainer) -> Any:
+    """The optimizer itself, also where accelerate has wrapped it."""
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
 def trained_adapter(spec: ModelSpec) -> tuple[Any, Trainer]:
     """A model of its own that has taken over what a trainer's checkpoint holds, and that trainer."""
     options = StateDictOptions(ignore_frozen_params=True, strict=False)
     trainer = updated(context_of(spec))
-    state, moments = get_state_dict(trainer.module, trainer.optimizer.optimizer, options=options)
+    state, moments = get_state_dict(trainer.module, inner(trainer), options=options)
     assert state
     assert all("lora_" in name for name in state)
     other = Trainer(context_of(spec, seed=9))
-    set_state_dict(
-        other.module, other.optimizer.optimizer, model_state_dict=state, optim_state_dict=moments, options=options
-    )
-    one, two = (t.optimizer.optimizer.state_dict()["state"] for t in (trainer, other))
+    set_state_dict(other.module, inner(other), model_state_dict=state, optim_state_dict=moments, options=options)
+    one, two = (inner(each).state_dict()["state"] for each in (trainer, other))
     assert all(torch.equal(one[key]["exp_avg_sq"], two[key]["exp_avg_sq"]) for key in one)
     return other.module, trainer
 

@@ -27,7 +27,7 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
     spec = ModelSpec(
-        path="arith-tiny", trainable=True, lora=LoraSpec(rank=4), optimizer=OptimizerSpec(max_grad_norm=0.5)
+        path="arith-tiny", trainable=True, lora=LoraSpec(rank=4, alpha=4), optimizer=OptimizerSpec(max_grad_norm=0.5)
     )
     models = {"policy": spec, "reference": ModelSpec(path="arith-tiny")}
     context = Context(model="policy", models=models, rank=rank, num_ranks=num_ranks, trained=("policy",))
@@ -115,6 +115,7 @@ def on_two(work: Any) -> list[dict[str, Any]]:
 
 def test_two_copies_train_and_send_what_one_does() -> None:
     one, two = train(0, 1, 0), on_two(train)
+    assert max(np.abs(value).max() for name, value in one["held"].items() if "lora_B" in name) > 0.01
     assert two[1]["sent"] == {}
     assert two[0]["sent"].keys() == one["sent"].keys()
     for name, weight in one["sent"].items():
