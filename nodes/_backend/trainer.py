@@ -145,24 +145,25 @@ def trainer_of(context: Context) -> Trainer:
 
 def model_of(context: Context) -> Any:
     """The weights that log-probabilities are read from: the training weights themselves, or those of a frozen model."""
-    policy = _policy_of(context)
-    if policy is not None:
-        return trainer_of(replace(context, model=policy)).module
-    return trainer_of(context).module if context.model_spec.trainable else frozen_model(context)
+    holder = holder_of(context)
+    return trainer_of(holder).module if holder.model_spec.trainable else frozen_model(holder)
 
 
 def as_loaded(context: Context, model: nn.Module) -> AbstractContextManager[None]:
     """While `model_of` is read: a frozen model that is the base of one with adapters is so without them."""
-    return nullcontext() if _policy_of(context) is None else adapters_off(model)
+    return nullcontext() if holder_of(context) is context else adapters_off(model)
 
 
-def _policy_of(context: Context) -> str | None:
+def holder_of(context: Context) -> Context:
+    """The context of the model that has the weights: of the one with adapters whose base the context's model is."""
     assert context.model is not None, f"node '{context.node}' uses no model"
-    return base_of(context.model, context.models, context.trained)
+    policy = base_of(context.model, context.models, context.trained)
+    return context if policy is None else replace(context, model=policy)
 
 
 def place(context: Context, awake: bool) -> None:
     """Keep the context's model on its device, or in host memory while others need that, if the model is to be moved."""
+    context = holder_of(context)
     spec, on_device = context.model_spec, shared(context, "on device", lambda: [True])
     if not spec.offload or context.device == "cpu" or on_device == [awake]:
         return

@@ -16,7 +16,7 @@ from flowrl.nodes.model.logprob import Logprob
 from flowrl.nodes.update.policy import Policy
 
 
-def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
+def train(rank: int, num_ranks: int, port: int, parallel: Any = "ddp") -> dict[str, Any]:
     """Read the reference, take two steps, send; then read the reference again."""
     import torch
 
@@ -27,8 +27,9 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
     spec = ModelSpec(
-        path="arith-tiny", trainable=True, lora=LoraSpec(rank=4, alpha=4), optimizer=OptimizerSpec(max_grad_norm=0.5)
-    )
+        path="arith-tiny", trainable=True, lora=LoraSpec(rank=4, alpha=4), parallel=parallel,
+        optimizer=OptimizerSpec(max_grad_norm=0.5),
+    )  # fmt: skip
     models = {"policy": spec, "reference": ModelSpec(path="arith-tiny")}
     context = Context(model="policy", models=models, rank=rank, num_ranks=num_ranks, trained=("policy",))
     update, reference = Policy(minibatch=2, epochs=2, kl_coef=0.1, max_tokens_per_microbatch=25), Logprob()
@@ -45,8 +46,17 @@ def train(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     sent = {}
     for part in stream(context, trainer.module, [], "auto", 1 << 18, "float32", True):
         sent |= {name: array.copy() for name, array in part.arrays.items()}
-    held = {name: value.detach().numpy().copy() for name, value in trainer.module.named_parameters()}
+    whole = {
+        name: getattr(value, "full_tensor", lambda value=value: value)()
+        for name, value in trainer.module.named_parameters()
+    }
+    held = {name: value.detach().numpy().copy() for name, value in whole.items()}
     return {"sent": sent, "held": held, "scored": dict(zip(after.rows.keys(), map(list, after.jagged), strict=True))}
+
+
+def train_shares(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
+    """The same on shares of the weights."""
+    return train(rank, num_ranks, port, "fsdp2")
 
 
 def shard(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
@@ -113,8 +123,9 @@ def on_two(work: Any) -> list[dict[str, Any]]:
     return [found[0], found[1]]
 
 
-def test_two_copies_train_and_send_what_one_does() -> None:
-    one, two = train(0, 1, 0), on_two(train)
+@pytest.mark.parametrize("work", [train, train_shares])
+def test_two_ranks_train_and_send_what_one_does(work: Any) -> None:
+    one, two = train(0, 1, 0), on_two(work)
     assert max(np.abs(value).max() for name, value in one["held"].items() if "lora_B" in name) > 0.01
     assert two[1]["sent"] == {}
     assert two[0]["sent"].keys() == one["sent"].keys()
