@@ -1,4 +1,4 @@
-"""Several trackers at once on real Ray: all say the same, samples lie in the run folder, nothing is left running."""
+"""Several trackers at once on real Ray: all say the same, samples lie in the run folder, and nothing stays running."""
 
 from __future__ import annotations
 
