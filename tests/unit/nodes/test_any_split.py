@@ -116,7 +116,7 @@ def masked(batch: Batch, share: float, seed: int) -> Batch:
 
 
 @given(update=updates())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_split_of_a_mini_batch_gives_the_same_step(
     update: dict[str, Any], groups: dict[int, Ranks], folders: dict[str, str]
 ) -> None:
