@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.node import Context, Node
-from flowrl.nodes._backend.partition import plan_micro_batches, shards
+from flowrl.partition import plan_micro_batches, shards
 from flowrl.rows import Jagged
 
 

@@ -33,13 +33,14 @@ from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.rows import Jagged
 
 VOCABULARY = 211
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 def lora_on_the_head() -> nn.Module:
-    model = get_peft_model(llama(), LoraConfig(target_modules=["lm_head", "q_proj"], init_lora_weights=False))
-    return model
+    return get_peft_model(llama(), LoraConfig(target_modules=["lm_head", "q_proj"], init_lora_weights=False))
 
 
 def llama(**changes: Any) -> LlamaForCausalLM:
