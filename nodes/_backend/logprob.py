@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from flowrl.nodes._backend.chunked import Entropy, Found, Scoring, in_parts
 from flowrl.nodes._backend.head import Wanted, scored, tail_of, unwrapped
 from flowrl.nodes._backend.weights import is_sharded
+from flowrl.partition import Prompts
 from flowrl.rows import Jagged
 
 
@@ -48,9 +49,9 @@ def token_log_probs(
     return log_probs, None if entropy == "none" else entropies
 
 
-def shares_prompts(model: nn.Module) -> bool:
-    """Whether the model reads a prompt once for all its responses."""
-    return _empty_cache(model) is not None
+def shared_prompts(model: nn.Module, prompts: Jagged) -> Prompts:
+    """What the model reads once for several rows: each distinct prompt, or none of them where it cannot share any."""
+    return Prompts(prompts.lengths, np.arange(len(prompts)) if _empty_cache(model) is None else _distinct(prompts)[1])
 
 
 def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.node import Context
 from flowrl.nodes._backend.model_node import ModelNode
-from flowrl.nodes._backend.partition import plan_micro_batches, shards
+from flowrl.partition import plan_micro_batches, shards
 from flowrl.rows import Jagged
 
 

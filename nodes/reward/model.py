@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 from flowrl.batch import Json, Prompt, Sample
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.answers import scored
-from flowrl.nodes._backend.partition import micro_batches, shards
+from flowrl.partition import micro_batches, shards
 from flowrl.rows import Array
 
 

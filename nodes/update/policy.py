@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
-    from flowrl.nodes._backend.partition import MicroBatch
+    from flowrl.partition import MicroBatch
 
 
 class Policy(Updating):
@@ -107,7 +107,7 @@ class Policy(Updating):
     def _update(self, batch: TokenRows, temperature: float, max_tokens: int) -> None:
         """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
         from flowrl.nodes._backend.losses import denominator
-        from flowrl.nodes._backend.partition import plan_micro_batches
+        from flowrl.partition import plan_micro_batches
 
         batch = batch.with_any("loss_mask")
         lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them

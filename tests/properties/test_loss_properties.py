@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.nodes._backend.losses import Aggregation, KlKind, aggregate, denominator, entropy, kl, policy_loss, within
-from flowrl.nodes._backend.partition import plan_micro_batches
+from flowrl.partition import plan_micro_batches
 from flowrl.rows import Jagged
 
 MODES: tuple[Aggregation, ...] = (

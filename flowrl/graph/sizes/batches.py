@@ -1,18 +1,21 @@
 """Batch arithmetic: from P prompts x n samples down to the micro-batches of one rank, if all rows are equally long.
 
-The rules are those of `nodes/_backend/partition.py` (rows over ranks, padded tokens of a micro-batch) and of the engine
-(prompts over rollout workers, canonical blocks); tests compare the numbers with what really happens.
+Rows are split by the very function that nodes call (`flowrl.partition`); the other rules are those of the engine
+(prompts over rollout workers, canonical blocks). Tests compare the numbers with what really happens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from functools import lru_cache
+
+import numpy as np
 
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.graph.sizes import lengths as names
-from flowrl.graph.sizes.lengths import StepLengths, setting
+from flowrl.graph.sizes.lengths import Lengths, StepLengths, setting
+from flowrl.partition import Prompts, plans_of_ranks
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Passes:
     ranks: int
     max_tokens: int | None
     """Padded tokens of a micro-batch; None where the node has no such setting."""
-    row_tokens: int
+    lengths: Lengths
 
     @property
     def rows(self) -> int:
@@ -80,20 +83,17 @@ class Passes:
     @property
     def rows_per_rank(self) -> tuple[int, int]:
         """Fewest and most rows of a part that a rank works on."""
-        return _spread(self.rows, self.ranks)
+        return self._split(self.prompts).rows_per_rank
 
     @property
     def rows_per_micro_batch(self) -> int | None:
         """Most rows of one forward pass; a row longer than the limit stands alone."""
-        if self.max_tokens is None:
-            return None
-        return min(max(1, self.max_tokens // self.row_tokens), self.rows_per_rank[1])
+        return None if self.max_tokens is None else self._split(self.prompts).most_rows
 
     @property
     def num_micro_batches(self) -> int | None:
         """Of each rank and part: all ranks run the same number, as the one with most rows needs."""
-        size = self.rows_per_micro_batch
-        return None if size is None else -(-self.rows_per_rank[1] // size)
+        return None if self.max_tokens is None else self._split(self.prompts).num_micro_batches
 
     @property
     def num_optimizer_steps(self) -> int:
@@ -106,68 +106,77 @@ class Passes:
 
         More than there are where a rank repeats one, because it would be done before the others.
         """
-        parts = [(self.num_parts - 1, self.prompts), (1, self.last_prompts)]
-        return sum(times * (prompts * self.group + self._repeats(prompts)) for times, prompts in parts)
+        return (self.num_parts - 1) * self._split(self.prompts).rows_read + self._split(self.last_prompts).rows_read
 
     @property
     def prompts_read(self) -> int:
         """Prompts that go through it with them; rows of a micro-batch that have the same prompt read it once."""
-        return (self.num_parts - 1) * self._read_of_part(self.prompts) + self._read_of_part(self.last_prompts)
+        whole, last = self._split(self.prompts), self._split(self.last_prompts)
+        return (self.num_parts - 1) * whole.prompts_read + last.prompts_read
 
-    def _repeats(self, prompts: int) -> int:
-        """Rows of a part that are repeated: one by each rank that falls short and has no micro-batch to halve."""
-        low, high = _spread(prompts * self.group, self.ranks)
-        falls_short = self.max_tokens is not None and -(-low // self._most_rows) < -(-high // self._most_rows)
-        return (
-            self.ranks - prompts * self.group % self.ranks if falls_short and (not low or self._most_rows == 1) else 0
+    def _split(self, prompts: int) -> Split:
+        lengths = self.lengths.prompt_tokens, self.lengths.response_tokens
+        factor = max(prompts * self.group / MOST_ROWS, self.ranks / MOST_RANKS)
+        if factor <= 1:
+            return split(prompts, self.group, self.ranks, self.max_tokens, *lengths)
+        ranks = max(1, int(self.ranks / factor))
+        fewer = max(1, min(round(prompts * ranks / self.ranks), MOST_ROWS // self.group))
+        return split(fewer, self.group, ranks, self.max_tokens, *lengths).times(prompts, fewer, self.ranks, ranks)
+
+
+MOST_ROWS, MOST_RANKS = 2048, 16
+"""Larger parts are worked out from one that is as much smaller, which takes milliseconds in place of minutes."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What becomes of a part whose rows are all equally long."""
+
+    rows_per_rank: tuple[int, int]
+    """Fewest and most, each row counted once."""
+    num_micro_batches: int
+    """Of each rank."""
+    most_rows: int
+    """Of a micro-batch."""
+    rows_read: int
+    prompts_read: int
+
+    def times(self, prompts: int, of_prompts: int, ranks: int, of_ranks: int) -> Split:
+        """As it would be with so many prompts and ranks."""
+        size = prompts / of_prompts
+        low, high = (round(rows * size * of_ranks / ranks) for rows in self.rows_per_rank)
+        batches = round(self.num_micro_batches * size * of_ranks / ranks)
+        return Split(
+            (low, high),
+            max(1, batches),
+            self.most_rows,
+            *(round(n * size) for n in (self.rows_read, self.prompts_read)),
         )
 
-    @property
-    def _most_rows(self) -> int:
-        """Rows of a micro-batch, if there are enough."""
-        if self.max_tokens is None:
-            return -(-self.rows // self.ranks)
-        return max(1, self.max_tokens // self.row_tokens)
 
-    def _read_of_part(self, prompts: int) -> int:
-        """Rows are dealt out in turn, so consecutive rows of a rank lie as many rows apart as there are ranks."""
-        rows, more = divmod(prompts * self.group, self.ranks)
-        if self.ranks >= self.group:
-            return prompts * self.group + self._repeats(prompts)  # no two rows of a rank have the same prompt
-        found = self._repeats(prompts) + sum(
-            self._read_of_rank(rank, rows + (rank < more)) for rank in range(self.ranks)
-        )
-        if more and rows and rows % self._most_rows == 0:  # the other ranks halve a micro-batch to keep in step
-            found += sum(self._read_by_halving(rank) for rank in range(more, self.ranks))
-        return found
-
-    def _read_of_rank(self, rank: int, rows: int) -> int:
-        size = self._most_rows
-        full, rest = divmod(rows, size)
-        # After so many micro-batches one starts again at the same row of a group.
-        period = self.group // gcd(size * self.ranks, self.group)
-        rounds, left = divmod(full, period)
-        met = [self._distinct(rank + number * size * self.ranks, size) for number in range(min(full, period))]
-        return rounds * sum(met) + sum(met[:left]) + self._distinct(rank + full * size * self.ranks, rest)
-
-    def _read_by_halving(self, rank: int) -> int:
-        """Prompts of the first micro-batch of a rank that both of its halves read."""
-        half, size = self._most_rows // 2, self._most_rows
-        second = self._distinct(rank + half * self.ranks, size - half)
-        return (self._distinct(rank, half) + second - self._distinct(rank, size)) * (half > 0)
-
-    def _distinct(self, first: int, rows: int) -> int:
-        """Prompts of so many rows of a rank that start at this row of the part.
-
-        With fewer ranks than rows of a group no prompt is passed over.
-        """
-        return (first + (rows - 1) * self.ranks) // self.group - first // self.group + 1 if rows else 0
+@lru_cache(maxsize=1024)
+def split(
+    prompts: int, group: int, ranks: int, max_tokens: int | None, prompt_tokens: int, response_tokens: int
+) -> Split:
+    """Cut `prompts` groups of equally long rows over ranks and micro-batches, as a node does."""
+    same = np.repeat(np.arange(prompts), group)
+    shared = Prompts(np.full(len(same), prompt_tokens), same)
+    plans = plans_of_ranks(shared.lengths + response_tokens, ranks, max_tokens, prompts=shared)
+    batches = [batch.rows for plan in plans for batch in plan]
+    own = [sum(len(batch.rows) for batch in plan if not batch.excluded) for plan in plans]
+    return Split(
+        (min(own), max(own)),
+        len(plans[0]),
+        max((len(rows) for rows in batches), default=0),
+        sum(len(rows) for rows in batches),
+        sum(len(np.unique(same[rows])) for rows in batches),
+    )
 
 
 def passes(plan: Plan, lengths: StepLengths) -> dict[str, Passes]:
     """What every node that reads or updates a model's weights does in a step, in plan order."""
     return {
-        name: _passes(plan, plan.graph.nodes[name], lengths.of(name).total)
+        name: _passes(plan, plan.graph.nodes[name], lengths.of(name))
         for name in plan.graph.order
         if plan.graph.nodes[name].weights in ("reads", "updates")
     }
@@ -181,12 +190,12 @@ def optimizer_steps(plan: Plan) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in plan.graph.nodes.values():
         if node.weights == "updates" and node.model is not None:
-            cut = _passes(plan, node, 0)
+            cut = _passes(plan, node, Lengths(1, 1))  # how long they are changes nothing
             found[node.model] = cut.num_optimizer_steps * (plan.document.run.steps // node.spec.every)
     return found
 
 
-def _passes(plan: Plan, node: BoundNode, row_tokens: int) -> Passes:
+def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
     batch, updates = plan.document.batch, node.weights == "updates"
     whole = max(1, batch.prompts // plan.updates_per_sync) if updates else batch.prompts
     part = setting(node, names.MINIBATCH) if updates else plan.canonical_groups.get(node.name)
@@ -202,7 +211,7 @@ def _passes(plan: Plan, node: BoundNode, row_tokens: int) -> Passes:
         epochs=(setting(node, names.EPOCHS) or 1) if updates else 1,
         ranks=plan.pools[plan.pool_of(node)].workers,
         max_tokens=setting(node, names.MAX_TOKENS_PER_MICROBATCH),
-        row_tokens=row_tokens,
+        lengths=lengths,
     )
 
 

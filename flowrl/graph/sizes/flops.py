@@ -4,9 +4,10 @@ A token that goes through the layers costs 2 operations (multiply, add) for each
 4 x layers x heads x head_dim for each token that it attends to, itself included: scores and weighted sum. (Kaplan et
 al. 2020, arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B. Both count attention over the whole
 sequence; here a token attends to those before it, so its context is on average half of that.) A token whose logits
-are computed costs 2 x hidden x vocabulary more: that is each response token's predecessor, not the rest of the prompt.
-A backward pass costs two forward passes. Where only adapters train (LoRA) weights have no gradients, and it costs one,
-but of attention two. Adapters, embeddings, norms, softmax and the optimizer are not counted.
+are computed costs 2 x hidden x vocabulary more: one for each response token, none for the rest of the prompt.
+A backward pass costs two forward passes; what is computed once more for it, to save memory (logits always), is not
+counted. Where only adapters train (LoRA) weights have no gradients, and it costs one, but of attention two. Adapters,
+embeddings, norms, softmax and the optimizer are not counted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def work(
     prompt, fed = lengths.prompt_tokens, lengths.response_tokens - 1
     tokens = prompts * prompt + rows * fed
     attended = prompts * prompt * (prompt + 1) / 2 + rows * (fed * prompt + fed * (fed + 1) / 2)
-    logits = prompts + rows * fed
+    logits = rows * lengths.response_tokens
     flops: int | Unknown = architecture if isinstance(architecture, Unknown) else 0
     if isinstance(architecture, Architecture):
         weights, attention = _forward(architecture, tokens, attended, logits)

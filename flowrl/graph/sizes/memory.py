@@ -29,12 +29,12 @@ WIDTH: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a weight."""
 ADAMW_MOMENTS = 2
 """Running means that AdamW keeps of each parameter, each as wide as the parameter."""
-LOGIT_BYTES_OF_READ: Mapping[str, int] = {"float32": 12, "bfloat16": 10, "float16": 10}
-"""Bytes per response token and word while log-probabilities are read: logits, their copies, the log-softmax.
+SCORES_AT_A_TIME = 2**24
+"""Logits of response tokens in memory at a time, while log-probabilities are read or trained.
 
-Three copies in the model's type, or one and two in float32; see `nodes/_backend/logprob.py`. Measured by a test."""
-LOGIT_BYTES_OF_UPDATE = 20
-"""The same while a loss is computed, with the entropy: five copies in float32. Measured by a test."""
+That of `nodes/_backend/chunked.py`; a test compares them."""
+LOGIT_BYTES: Mapping[str, int] = {"float32": 8, "bfloat16": 10, "float16": 10}
+"""Bytes for each of them: two copies in float32, and what a narrow model puts out. Measured by a test."""
 LOGIT_BYTES_OF_SAMPLING = 16
 """Bytes per session and word while a token is drawn: logits, log-softmax, probabilities, their sum, in float32."""
 
@@ -185,10 +185,11 @@ def logits(
         return Share(node.model or "", "logits", num * words * width, how, node.name)
     if cut.rows_per_micro_batch is None:
         return None
-    rows, tokens = cut.rows_per_micro_batch, lengths.response_tokens
-    width = LOGIT_BYTES_OF_UPDATE if cut.updates else LOGIT_BYTES_OF_READ[spec.dtype]
-    how = f"{count(rows, 'row')} x {count(tokens, 'token')} x vocabulary {words:,} x {width} B"
-    return Share(node.model or "", "logits", rows * tokens * words * width, how, node.name)
+    tokens, width = cut.rows_per_micro_batch * lengths.response_tokens, LOGIT_BYTES[spec.dtype]
+    num_parts = -(-tokens // max(1, SCORES_AT_A_TIME // words))
+    at_a_time = -(-tokens // num_parts)
+    how = f"{count(at_a_time, 'token')} at a time x vocabulary {words:,} x {width} B"
+    return Share(node.model or "", "logits", at_a_time * words * width, how, node.name)
 
 
 def pool_memory(

@@ -142,7 +142,7 @@ def test_every_field_has_its_bytes_writer_readers_and_end() -> None:
 
 def test_rows_that_do_not_divide_are_said() -> None:
     text = page("pools.train.workers=3", "nodes.actor_update.minibatch=32")
-    assert "256 rows on 3 ranks: 85 or 86 rows each" in text
+    assert "256 rows on 3 ranks: 80 or 88 rows each" in text
     assert "32 prompts (256 sessions) on 3 workers: 10 or 11 prompts each" in text
 
 
@@ -184,7 +184,7 @@ def test_pruning_says_what_it_saves() -> None:
     lines = section(page("run.prune=true", "nodes.actor_update.kl_coef=0", file=BIG), "pruned")
     assert lines == [
         "pruned (run.prune): nobody needs ref_logprob, model reference",
-        "  saves 18.6 PFLOP a step, 1.77 GiB on each worker of train",
+        "  saves 16.0 PFLOP a step, 1.77 GiB on each worker of train",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -23,10 +24,12 @@ from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.flops import work_of_passes, work_of_rollout
 from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths
 from flowrl.graph.sizes.measure import field_bytes, field_sizes, lengths_of, measure
-from flowrl.graph.sizes.memory import GIB, LOGIT_BYTES_OF_READ, LOGIT_BYTES_OF_SAMPLING, LOGIT_BYTES_OF_UPDATE
+from flowrl.graph.sizes.memory import GIB, LOGIT_BYTES, LOGIT_BYTES_OF_SAMPLING, SCORES_AT_A_TIME, logits
+from flowrl.model import ModelSpec
+from flowrl.nodes._backend.chunked import Scoring, head_log_probs
 from flowrl.nodes._backend.generation import sample
 from flowrl.nodes._backend.logprob import token_log_probs
-from flowrl.nodes._backend.partition import plan_micro_batches
+from flowrl.partition import Prompts, plan_micro_batches
 from flowrl.pipeline import load
 from flowrl.rows import Jagged, Rows
 from flowrl.wire import to_arrow
@@ -39,7 +42,7 @@ BIG = Path(__file__).parents[1] / "seven_billion.yaml"
 def passes(**changes: Any) -> Passes:
     settings = {
         "node": "update", "updates": True, "num_parts": 1, "prompts": 4, "last_prompts": 4, "group": 4, "epochs": 1,
-        "ranks": 1, "max_tokens": 8192, "row_tokens": 10,
+        "ranks": 1, "max_tokens": 8192, "lengths": Lengths(4, 6),
     }  # fmt: skip
     return Passes(**{**settings, **changes})
 
@@ -187,47 +190,36 @@ def test_words_are_not_as_long_as_responses() -> None:
 
 @given(
     prompts=st.integers(1, 12),
+    last=st.integers(1, 12),
+    parts=st.integers(1, 3),
     group=st.integers(1, 9),
     ranks=st.integers(1, 9),
-    max_tokens=st.integers(1, 120),
-    row_tokens=st.integers(1, 30),
+    max_tokens=st.none() | st.integers(1, 120),
+    lengths=st.builds(Lengths, st.integers(1, 15), st.integers(1, 15)),
 )
 def test_micro_batches_are_those_of_the_partition(
-    prompts: int, group: int, ranks: int, max_tokens: int, row_tokens: int
+    prompts: int, last: int, parts: int, group: int, ranks: int, max_tokens: int | None, lengths: Lengths
 ) -> None:
-    cut = passes(prompts=prompts, group=group, ranks=ranks, max_tokens=max_tokens, row_tokens=row_tokens)
-    costs = np.full(prompts * group, row_tokens)
-    plans = [plan_micro_batches(costs, ranks, rank, max_tokens) for rank in range(ranks)]
-    own = [sum(len(micro.rows) for micro in plan if not micro.excluded) for plan in plans]
-    assert {len(plan) for plan in plans} == {cut.num_micro_batches}
-    assert (min(own), max(own)) == cut.rows_per_rank
-    assert max(len(micro.rows) for plan in plans for micro in plan) == cut.rows_per_micro_batch
-
-
-@given(
-    prompts=st.integers(1, 40),
-    last=st.integers(1, 40),
-    parts=st.integers(1, 3),
-    group=st.integers(1, 16),
-    ranks=st.integers(1, 16),
-    rows=st.integers(1, 64),
-)
-def test_prompts_and_rows_that_are_read_are_those_of_the_partition(
-    prompts: int, last: int, parts: int, group: int, ranks: int, rows: int
-) -> None:
-    """Rows of a micro-batch share a prompt; ranks keep in step by cutting finer, or by repeating a row."""
+    last = min(last, prompts)
     cut = passes(
-        num_parts=parts, prompts=prompts, last_prompts=min(last, prompts), group=group, ranks=ranks, max_tokens=rows,
-        row_tokens=1,
+        num_parts=parts, prompts=prompts, last_prompts=last, group=group, ranks=ranks, max_tokens=max_tokens,
+        lengths=lengths,
     )  # fmt: skip
     read = fed = 0
-    for num_prompts in [prompts] * (parts - 1) + [min(last, prompts)]:
-        costs = np.ones(num_prompts * group, dtype=np.int64)
-        for rank in range(ranks):
-            for micro in plan_micro_batches(costs, ranks, rank, rows):
-                read += len(np.unique(micro.rows // group))
-                fed += len(micro.rows)
+    for num_prompts in [last] + [prompts] * (parts - 1):
+        same = np.repeat(np.arange(num_prompts), group)
+        shared = Prompts(np.full(len(same), lengths.prompt_tokens), same)
+        costs = np.full(len(same), lengths.total)
+        plans = [plan_micro_batches(costs, ranks, rank, max_tokens, prompts=shared) for rank in range(ranks)]
+        read += sum(len(np.unique(same[micro.rows])) for plan in plans for micro in plan)
+        fed += sum(len(micro.rows) for plan in plans for micro in plan)
     assert (cut.prompts_read, cut.rows_read) == (read, fed)
+    if parts > 1:
+        own = [sum(len(micro.rows) for micro in plan if not micro.excluded) for plan in plans]
+        assert (min(own), max(own)) == cut.rows_per_rank
+        if max_tokens is not None:
+            assert {len(plan) for plan in plans} == {cut.num_micro_batches}
+            assert max(len(micro.rows) for plan in plans for micro in plan) == cut.rows_per_micro_batch
 
 
 @pytest.mark.parametrize(
@@ -235,8 +227,8 @@ def test_prompts_and_rows_that_are_read_are_those_of_the_partition(
     [
         ([], 2, (128, 128)),
         (["nodes.actor_update.epochs=3", "nodes.actor_update.minibatch=8"], 12, (64, 64)),
-        (["pools.train.workers=3"], 2, (42, 43)),
-        (["pools.train.workers=3", "batch.group=5", "nodes.actor_update.minibatch=32"], 1, (53, 54)),
+        (["pools.train.workers=3"], 2, (40, 48)),  # groups stay together: long prompts, short responses
+        (["pools.train.workers=3", "batch.group=5", "nodes.actor_update.minibatch=32"], 1, (50, 55)),
     ],
 )
 def test_optimizer_steps_and_rows_of_a_rank(sets: list[str], steps: int, rows: tuple[int, int]) -> None:
@@ -316,7 +308,7 @@ def test_flops_are_those_that_torch_counts(make: Any, trained: bool) -> None:
         )
         if trained:
             log_probs.sum().backward()
-    cut = passes(updates=trained, prompts=prompts, last_prompts=prompts, group=group, row_tokens=15)
+    cut = passes(updates=trained, prompts=prompts, last_prompts=prompts, group=group, lengths=lengths)
     work = work_of_passes(cut, "m", architecture, lengths)
     assert isinstance(work.flops, int)
     assert work.flops == pytest.approx(counter.get_total_flops(), rel=0.04)
@@ -377,13 +369,30 @@ def test_logits_take_the_bytes_that_are_planned(dtype: str, entropy: Any) -> Non
     model = LlamaForCausalLM(config).to(getattr(torch, dtype))
     trained = entropy != "none"
     prompts, responses = (Jagged.of([np.arange(num)] * rows, np.int64) for num in (6, tokens))
-    planned = LOGIT_BYTES_OF_UPDATE if trained else LOGIT_BYTES_OF_READ[dtype]
     with torch.inference_mode(not trained), Peak(rows * tokens * words // 2) as peak:
         log_probs, measured = token_log_probs(model, prompts, responses, 1.0, entropy)
         if trained:
             assert measured is not None
             (log_probs.sum() + (measured.sum() if entropy == "gradient" else 0.0)).backward()
-    assert peak.peak == pytest.approx(planned * rows * tokens * words, rel=0.1)
+    assert peak.peak == pytest.approx(LOGIT_BYTES[dtype] * rows * tokens * words, rel=0.1)
+
+
+@pytest.mark.parametrize("num_tokens", [300, 900])
+def test_logits_take_no_more_for_more_tokens(num_tokens: int) -> None:
+    words = SCORES_AT_A_TIME // 100
+    hidden, head = torch.randn(num_tokens, 4, requires_grad=True), torch.nn.Linear(4, words, bias=False)
+    assert Scoring(1.0).scores_at_a_time == SCORES_AT_A_TIME
+    with Peak(SCORES_AT_A_TIME) as peak:
+        log_probs, entropies = head_log_probs(
+            head, hidden, torch.zeros(num_tokens, dtype=torch.int64), Scoring(1.0, "gradient"), words
+        )
+        (log_probs.sum() + entropies.sum()).backward()
+    assert peak.peak == pytest.approx(LOGIT_BYTES["float32"] * SCORES_AT_A_TIME, rel=0.01)
+    share = logits(
+        SimpleNamespace(model="policy", name="update"), ModelSpec(path="x"), SimpleNamespace(vocabulary=words),  # type: ignore[arg-type]
+        passes(prompts=num_tokens // 6, group=1, max_tokens=10**6), Lengths(4, 6),
+    )  # fmt: skip
+    assert share is not None and share.num_bytes == peak.peak
 
 
 def test_sampling_takes_the_bytes_that_are_planned() -> None:
@@ -409,15 +418,13 @@ def test_a_7b_model_needs_what_a_hand_calculation_gives(workers: int) -> None:
     # KV cache: 28 layers, keys and values of 4 heads of 128, 4 B each: 114,688 B a token. 128 x 8 = 1024 sessions over
     # the workers, each of 256 prompt and 1024 response tokens.
     cache = 1024 / workers * (256 + 1024) * 114_688
-    # A micro-batch of at most 8192 tokens has 6 rows of 1280; 1024 of them get logits over 152,064 words: five copies
-    # in float32 while the loss is computed, three while log-probabilities are read.
-    update, read = 6 * 1024 * 152_064 * 20, 6 * 1024 * 152_064 * 12
+    # Logits over 152,064 words are made for 110 tokens at a time, 64 MiB of them, and there are two copies in float32.
+    chunk = 110 * 152_064 * 4 * 2
     assert memory.held == pytest.approx(held, rel=0.1)
     assert memory.at_work["rollout"] == pytest.approx(cache, rel=0.1)
-    assert memory.at_work["actor_update"] == pytest.approx(update, rel=0.1)
-    assert memory.at_work["old_logprob"] == pytest.approx(read, rel=0.1)
-    assert memory.peak == pytest.approx(held + max(cache, update), rel=0.1)
-    expected = {8: 62.0, 64: 47.8}[workers]  # GiB; 80 are there
+    assert memory.at_work["actor_update"] == memory.at_work["old_logprob"] == pytest.approx(chunk, rel=0.1)
+    assert memory.peak == pytest.approx(held + cache, rel=0.1)
+    expected = {8: 62.0, 64: 32.5}[workers]  # GiB; 80 are there
     assert memory.peak / GIB == pytest.approx(expected, rel=0.1)
     assert memory.limit == 80 * 2**30
 
@@ -441,8 +448,8 @@ def test_a_weight_sync_sends_the_type_of_the_engine() -> None:
 def test_the_flops_of_a_7b_step_are_two_for_each_weight_and_token() -> None:
     """7.07 billion weights are multiplied with each token (7.62 without the input embedding of 0.54)."""
     work = {each.node: each for each in measure(load(BIG).plan()).work}
-    tokens = 1024 * (256 + 1024)  # each row reads its prompt: rows of a group lie on different workers
-    attention = 4 * 28 * 28 * 128 * 1024 * (1280 * 1281 / 2)
+    tokens = 128 * 2 * 256 + 1024 * 1024  # the 8 rows of a prompt lie on one worker, in two micro-batches of at most 7
+    attention = 4 * 28 * 28 * 128 * (128 * 2 * (256 * 257 / 2) + 1024 * (1024 * 256 + 1024 * 1025 / 2))
     forward = 2 * (PARAMETERS - 152_064 * 3584) * tokens + attention
     assert work["old_logprob"].flops == pytest.approx(forward, rel=0.05)
     assert work["actor_update"].flops == pytest.approx(3 * forward, rel=0.05)
