@@ -41,6 +41,8 @@ class MicroBatch(NamedTuple):
     """Rows of one forward pass, as positions in the mini-batch."""
 
     rows: Ints
+    num_tokens: int
+    """That it computes, padding included; a prompt that its rows share counts once."""
     excluded: bool
     """A repeat that keeps this rank in step: its loss is left out by selection, but stays connected to the graph."""
 
@@ -52,7 +54,7 @@ def shards(costs: Ints, num_ranks: int, prompts: Prompts | None = None) -> Ints:
     dearest rank then has less to do than if each row went for itself.
     """
     alone = _dealt(costs, num_ranks)
-    if prompts is None or len(np.unique(prompts.same)) < num_ranks:
+    if prompts is None or not prompts.lengths.any() or len(np.unique(prompts.same)) < num_ranks:
         return alone
     _, first, group = np.unique(prompts.same, return_index=True, return_inverse=True)
     own, shared = costs - prompts.lengths, prompts.lengths[first]
@@ -89,8 +91,7 @@ def micro_batches(
     most `max_tokens`; a row with more stands alone. `num_batches` asks for more batches than that makes: the dearest
     are halved while rows are left.
     """
-    if prompts is None:
-        prompts = Prompts(np.zeros_like(costs), np.arange(len(costs)))
+    prompts = prompts or _no_prompts(costs)
     own = costs - prompts.lengths
     orders = [
         np.lexsort((prompts.same, -prompts.lengths, -own)),  # like lengths lie together
@@ -131,23 +132,35 @@ def plans_of_ranks(
     prompts: Prompts | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of every rank; see `plan_micro_batches`."""
+    prompts = prompts or _no_prompts(costs)
     rank_of = shards(costs, num_ranks, prompts)
     shares = [np.flatnonzero(rank_of == each) for each in range(num_ranks)]
 
     def batches(own: Ints, num_batches: int | None = None) -> list[Ints]:
-        part = None if prompts is None else Prompts(prompts.lengths[own], prompts.same[own])
+        part = Prompts(prompts.lengths[own], prompts.same[own])
         return [own[batch] for batch in micro_batches(costs[own], max_tokens, max_rows, num_batches, part)]
 
     num_batches = max(len(batches(own)) for own in shares)
     plans = []
     for own in shares:
-        plan = [MicroBatch(rows, excluded=False) for rows in batches(own, num_batches)]
+        plan = [MicroBatch(rows, tokens_of(rows, costs, prompts), excluded=False) for rows in batches(own, num_batches)]
         candidates = own if len(own) else np.arange(len(costs))
         if len(plan) < num_batches:
             cheapest = candidates[[np.argmin(costs[candidates])]]
-            plan += [MicroBatch(cheapest, excluded=True)] * (num_batches - len(plan))
+            plan += [MicroBatch(cheapest, int(costs[cheapest[0]]), excluded=True)] * (num_batches - len(plan))
         plans.append(plan)
     return plans
+
+
+def tokens_of(rows: Ints, costs: Ints, prompts: Prompts) -> int:
+    """Tokens that a micro-batch of these rows computes, padding included."""
+    num_prompts = len(np.unique(prompts.same[rows]))
+    own = costs[rows] - prompts.lengths[rows]
+    return num_prompts * int(prompts.lengths[rows].max()) + len(rows) * int(own.max())
+
+
+def _no_prompts(costs: Ints) -> Prompts:
+    return Prompts(np.zeros_like(costs), np.arange(len(costs)))
 
 
 def _halve_dearest(batches: list[Ints], costs: Ints) -> None:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flowrl.node import Context
+from flowrl.nodes._backend.logprob import shared_prompts
+from flowrl.partition import MicroBatch, plan_micro_batches
 from flowrl.rows import Array, Jagged, Rows
 
 
@@ -20,6 +23,8 @@ class TokenRows:
     prompts: Jagged
     responses: Jagged
     columns: Mapping[str, Jagged]
+    positions: Array
+    """Where each lies in the batch of the schedule."""
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
@@ -31,7 +36,7 @@ class TokenRows:
     def take(self, index: Array) -> TokenRows:
         """The trajectories at these positions."""
         columns = {name: column.take(index) for name, column in self.columns.items()}
-        return TokenRows(self.prompts.take(index), self.responses.take(index), columns)
+        return TokenRows(self.prompts.take(index), self.responses.take(index), columns, self.positions[index])
 
     def with_any(self, mask: str) -> TokenRows:
         """The trajectories of which at least one token lies in the mask: others cost time and add nothing."""
@@ -42,6 +47,11 @@ class TokenRows:
     def costs(self) -> Array:
         """Tokens of each trajectory (N,)."""
         return self.prompts.lengths + self.responses.lengths
+
+    def plan(self, model: nn.Module, context: Context, max_tokens: int) -> list[MicroBatch]:
+        """The micro-batches in which this rank computes its share of them with the model."""
+        shared = shared_prompts(model, self.prompts)
+        return plan_micro_batches(self.costs, context.num_ranks, context.rank, max_tokens, prompts=shared)
 
     @property
     def row(self) -> Tensor:

@@ -20,7 +20,7 @@ class Logprob(ModelNode):
     weights = "reads"
 
     max_tokens_per_microbatch: int = Field(8192, ge=1)
-    """Padded tokens of one forward pass; bounds memory and changes no value."""
+    """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
 
     _model: Any = PrivateAttr()
 
@@ -35,23 +35,26 @@ class Logprob(ModelNode):
         self._context, self._model = context, model_of(context)
 
     def run(self, prompt_ids: PromptToken[int], response_ids: Token[int], temperature: Step[float]) -> Out:
-        from flowrl.nodes._backend.logprob import token_log_probs
+        from flowrl.nodes._backend.logprob import shared_prompts, token_log_probs
+        from flowrl.nodes._backend.memory import memory_watched
         from flowrl.nodes._backend.parallel import without_gradients
         from flowrl.nodes._backend.trainer import as_loaded
 
-        num_ranks, rank = self._context.num_ranks, self._context.rank
-        prompts, responses = prompt_ids.jagged, response_ids.jagged
-        costs = prompts.lengths + responses.lengths
+        num_ranks, rank, max_tokens = self._context.num_ranks, self._context.rank, self.max_tokens_per_microbatch
+        prompts, responses, rows = prompt_ids.jagged, response_ids.jagged, response_ids.rows
+        costs, shared = prompts.lengths + responses.lengths, shared_prompts(self._model, prompts)
         found = np.zeros(len(responses.values), dtype=np.float32)
-        for micro in plan_micro_batches(costs, num_ranks, rank, self.max_tokens_per_microbatch):
-            index = np.sort(micro.rows)
-            with as_loaded(self._context, self._model), without_gradients(self._model):
-                log_probs, _ = token_log_probs(
-                    self._model, prompts.take(index), responses.take(index), temperature.value
-                )
-            found[np.isin(responses.row, index)] = log_probs.cpu().numpy()
+        with memory_watched(self._context, rows, max_tokens) as begin, as_loaded(self._context, self._model):
+            for micro in plan_micro_batches(costs, num_ranks, rank, max_tokens, prompts=shared):
+                index = np.sort(micro.rows)
+                begin(index, micro.num_tokens)
+                with without_gradients(self._model):
+                    log_probs, _ = token_log_probs(
+                        self._model, prompts.take(index), responses.take(index), temperature.value
+                    )
+                found[np.isin(responses.row, index)] = log_probs.cpu().numpy()
         if num_ranks == 1:
-            return self.Out(Token(response_ids.rows, found, response_ids.offsets))
-        own = np.flatnonzero(shards(costs, num_ranks) == rank)
+            return self.Out(Token(rows, found, response_ids.offsets))
+        own = np.flatnonzero(shards(costs, num_ranks, shared) == rank)
         scored = Jagged(found, responses.offsets).take(own)
-        return self.Out(Token(response_ids.rows.take(own), scored.values, scored.offsets))
+        return self.Out(Token(rows.take(own), scored.values, scored.offsets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
     from flowrl.partition import MicroBatch
+    from flowrl.rows import Rows
 
 
 class Policy(Updating):
@@ -46,7 +48,7 @@ class Policy(Updating):
     )
     """How the losses of tokens become one number."""
     max_tokens_per_microbatch: int = Field(8192, ge=1)
-    """Padded tokens of one forward pass; bounds memory and changes no value."""
+    """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
@@ -94,20 +96,20 @@ class Policy(Updating):
         columns = {"advantages": advantages, "old_log_probs": old_log_probs}
         columns |= {"ref_log_probs": ref_log_probs, "rollout_log_probs": rollout_log_probs}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
-        mask = loss_mask.cast("bool").jagged
-        batch = TokenRows(prompt_ids.jagged, response_ids.jagged, {"loss_mask": mask, **floats})
+        masked = {"loss_mask": loss_mask.cast("bool").jagged, **floats}
+        batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
         self._changed = False
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
             for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
                 with utilization(self._context, self._trainer.module, part.prompts, part.responses):
-                    self._update(part, temperature.value, budget)
+                    self._update(part, rows, temperature.value, budget)
 
-    def _update(self, batch: TokenRows, temperature: float, max_tokens: int) -> None:
+    def _update(self, batch: TokenRows, rows: Rows, temperature: float, max_tokens: int) -> None:
         """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
         from flowrl.nodes._backend.losses import denominator
-        from flowrl.partition import plan_micro_batches
+        from flowrl.nodes._backend.memory import memory_watched
 
         batch = batch.with_any("loss_mask")
         lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them
@@ -115,13 +117,14 @@ class Policy(Updating):
             metric("actor/empty_minibatches", lead, reduce="sum")
             return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
-        num_ranks, rank = self._context.num_ranks, self._context.rank
-        plan = plan_micro_batches(batch.costs, num_ranks, rank, self.max_tokens_per_microbatch)
+        plan = batch.plan(self._trainer.module, self._context, self.max_tokens_per_microbatch)
 
         def share(model: Any, micro: MicroBatch) -> Tensor:
+            begin(batch.positions[micro.rows], micro.num_tokens)
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
 
-        update = self._trainer.step(plan, share)
+        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin:
+            update = self._trainer.step(plan, share)
         for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         if not update.skipped:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.partition import Prompts, micro_batches, plan_micro_batches, shards
+from flowrl.partition import Prompts, micro_batches, plan_micro_batches, shards, tokens_of
 
 COSTS = st.lists(st.integers(0, 50), max_size=24).map(lambda costs: np.array(costs, dtype=np.int64))
 LIMIT = st.none() | st.integers(1, 80)
@@ -113,13 +113,6 @@ def rows_with_prompts(draw: st.DrawFn, most: int = 24) -> tuple[np.ndarray, Prom
     return own + prompts.lengths, prompts
 
 
-def computed(rows: np.ndarray, costs: np.ndarray, prompts: Prompts) -> int:
-    """Tokens that a micro-batch of these rows computes."""
-    num_prompts = len(np.unique(prompts.same[rows]))
-    own = costs[rows] - prompts.lengths[rows]
-    return int(num_prompts * prompts.lengths[rows].max() + len(rows) * own.max())
-
-
 @given(rows=rows_with_prompts(), max_tokens=LIMIT, max_rows=LIMIT, num_batches=st.none() | st.integers(1, 30))
 def test_micro_batches_hold_each_row_once_within_the_limits(
     rows: tuple[np.ndarray, Prompts], max_tokens: int | None, max_rows: int | None, num_batches: int | None
@@ -129,7 +122,7 @@ def test_micro_batches_hold_each_row_once_within_the_limits(
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(costs)))
     for batch in batches:
         assert max_rows is None or len(batch) <= max_rows
-        assert max_tokens is None or len(batch) == 1 or computed(batch, costs, prompts) <= max_tokens
+        assert max_tokens is None or len(batch) == 1 or tokens_of(batch, costs, prompts) <= max_tokens
     assert len(batches) >= min(num_batches or 0, len(costs))
 
 
@@ -139,7 +132,7 @@ def test_no_other_cut_of_the_sorted_rows_costs_less(rows: tuple[np.ndarray, Prom
     own, a_pass = costs - prompts.lengths, max(1, max_tokens // 32)
 
     def total(batches: list[np.ndarray]) -> float:
-        tokens = [computed(batch, costs, prompts) for batch in batches]
+        tokens = [tokens_of(batch, costs, prompts) for batch in batches]
         fits = all(len(batch) == 1 or num <= max_tokens for batch, num in zip(batches, tokens, strict=True))
         return sum(tokens) + a_pass * len(tokens) if fits else float("inf")
 
