@@ -100,7 +100,7 @@ class Saver:
                 raise fault
             files = {name: size for part in written if isinstance(part, Mapping) for name, size in part.items()}
             await asyncio.to_thread(checkpoint.complete, save.partial, save.marker, files)
-        except (OSError, RunError, Incomplete) as error:
+        except Exception as error:  # of a disk, a network, a worker, or a node whose state cannot be pickled
             raise self._error(save.step, save.partial, _said(error), save.num_bytes) from None
         self.saved = save.step
         size, seconds = _mebibytes(sum(files.values())), time.monotonic() - save.start
@@ -163,7 +163,7 @@ def _said(error: Exception) -> str:
         return f"{error.strerror or error}"
     if isinstance(error, Incomplete):
         return f"{error}, as if a worker had written it on another machine; put run.dir where all machines see it"
-    return str(error)
+    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
 
 
 def _mebibytes(num_bytes: float) -> str:

@@ -45,9 +45,7 @@ def write(folder: Path, state: Any, rank: int, group: Any) -> dict[str, int]:
     try:
         save(whole, storage_writer=writer, process_group=group, no_dist=group is None)
     except CheckpointException as error:
-        raise _cause(error) from None
-    except RuntimeError as error:  # how torch's own writer says that a file cannot grow
-        raise OSError(str(error).splitlines()[0]) from None
+        raise _as_os_error(_cause(error)) from None
     names = [path.name for path in folder.glob(f"__{rank}_*")] + [".metadata"] * (rank == 0)
     return {name: (folder / name).stat().st_size for name in names}
 
@@ -97,7 +95,16 @@ def _with_tensors(structure: Any, tensors: Mapping[str, Any]) -> Any:
     return structure
 
 
-def _cause(error: CheckpointException) -> Exception:
+def _cause(error: CheckpointException) -> BaseException:
     """What went wrong on the first rank where something did."""
-    cause = next(iter(error.failures.values()))[0]
-    return cause if isinstance(cause, Exception) else OSError(str(cause))
+    return next(iter(error.failures.values()))[0]
+
+
+def _as_os_error(error: BaseException) -> BaseException:
+    """What the system has said of a file that cannot be written; torch says instead at which byte it noticed."""
+    step: BaseException | None = error
+    while step is not None and not isinstance(step, OSError):
+        step = step.__cause__ or step.__context__
+    if step is None and isinstance(error, RuntimeError):
+        return OSError(f"a file could not grow, as on a full disk ({str(error).splitlines()[0]})")
+    return step or error

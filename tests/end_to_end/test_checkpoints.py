@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from runs import Finished, environment, finish, gone
 
+pytestmark = pytest.mark.timeout(600)
 TRAINS = """
 flowrl: 1
 name: trains
@@ -131,6 +132,7 @@ def killed_at(folder: Path, step: int, *arguments: str) -> None:
             break
     run.kill()
     run.wait()
+    run.stdout.close()
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(plain: Finished, tmp_path: Path) -> None:
