@@ -103,9 +103,11 @@ def main():
     words = Tokenizer(WordLevel({"<pad>": 0, "a": 1}, unk_token="<pad>"))
     clock = Clock()
     trainer = Given(
-        model=AutoModelForCausalLM.from_pretrained(options.model), reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        model=AutoModelForCausalLM.from_pretrained(options.model),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=config, train_dataset=Dataset.from_list([{"prompt": "a"}] * num_rows),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"), callbacks=[clock],
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
+        callbacks=[clock],
     )  # fmt: skip
     trainer.rows = rows
     if options.memory:
