@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 from runs import Finished, environment, finish, gone
+from typer.testing import CliRunner
+
+from flowrl.cli import app
 
 pytestmark = pytest.mark.timeout(600)
 TRAINS = """
@@ -204,17 +207,21 @@ def test_a_full_disk_ends_the_run_with_its_name_and_leaves_the_older_checkpoint(
     assert_same(plain.run, run, 8)
 
 
-def test_the_exported_model_is_the_trained_one(plain: Finished) -> None:
+def test_the_exported_model_is_the_trained_one(plain: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = finish(plain.folder, "export", plain.run.name, "-o", "model")
-    assert done.code == 0, done.err
+    def export(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["export", *arguments], catch_exceptions=False)
+        return done.exit_code, done.stderr
+
+    monkeypatch.chdir(plain.folder)
+    assert export(plain.run.name, "-o", "model")[0] == 0
     model = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
     weights = state(plain.run, 8)["weights"]
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert AutoTokenizer.from_pretrained(plain.folder / "model")("1+1=").input_ids
-    assert finish(plain.folder, "export", plain.run.name, "--step", "6", "-o", "older").code == 0
+    assert export(plain.run.name, "--step", "6", "-o", "older")[0] == 0
     for wrong, told in [
         (("nothing",), "there is no run 'nothing'"),
         ((plain.run.name, "--step", "3"), "has no checkpoint of step 3: there is no such folder; steps there: 6, 8"),
@@ -222,9 +229,9 @@ def test_the_exported_model_is_the_trained_one(plain: Finished) -> None:
         ((plain.run.name, "--adapter", "-o", "x"), "was trained as a whole and has no adapter"),
         ((plain.run.name, "--model", "polcy", "-o", "x"), "did you mean 'policy'?"),
     ]:
-        refused = finish(plain.folder, "export", *wrong)
-        assert (refused.code, refused.err.count("\n") <= 2) == (2, True), refused.err
-        assert told in refused.err
+        code, said = export(*wrong)
+        assert (code, said.count("\n") <= 2) == (2, True), said
+        assert told in said
 
 
 def test_two_workers_save_what_one_goes_on_with(tmp_path: Path) -> None:
