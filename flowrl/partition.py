@@ -35,6 +35,12 @@ class Prompts(NamedTuple):
     """Tokens of the row's prompt."""
     same: Ints
     """Rows with equal numbers have the same prompt, and a micro-batch reads it once."""
+    packed: bool = False
+    """Rows lie one after the other instead, without padding, and each reads its own prompt."""
+
+    def take(self, index: Ints) -> Prompts:
+        """Of the rows at these positions."""
+        return Prompts(self.lengths[index], self.same[index], self.packed)
 
 
 class MicroBatch(NamedTuple):
@@ -54,7 +60,7 @@ def shards(costs: Ints, num_ranks: int, prompts: Prompts | None = None) -> Ints:
     dearest rank then has less to do than if each row went for itself.
     """
     alone = _dealt(costs, num_ranks)
-    if prompts is None or not prompts.lengths.any() or len(np.unique(prompts.same)) < num_ranks:
+    if prompts is None or prompts.packed or not prompts.lengths.any() or len(np.unique(prompts.same)) < num_ranks:
         return alone
     _, first, group = np.unique(prompts.same, return_index=True, return_inverse=True)
     own, shared = costs - prompts.lengths, prompts.lengths[first]
@@ -99,9 +105,7 @@ def micro_batches(
     ]
     if np.array_equal(*orders):
         orders.pop()
-    cuts = [
-        _cut(own[order], Prompts(prompts.lengths[order], prompts.same[order]), max_tokens, max_rows) for order in orders
-    ]
+    cuts = [_cut(own[order], prompts.take(order), max_tokens, max_rows) for order in orders]
     order, (_, stops) = min(zip(orders, cuts, strict=True), key=lambda each: each[1][0])
     batches = np.split(order, stops[:-1]) if stops else []
     while num_batches is not None and len(batches) < min(num_batches, len(costs)):
@@ -137,7 +141,7 @@ def plans_of_ranks(
     shares = [np.flatnonzero(rank_of == each) for each in range(num_ranks)]
 
     def batches(own: Ints, num_batches: int | None = None) -> list[Ints]:
-        part = Prompts(prompts.lengths[own], prompts.same[own])
+        part = prompts.take(own)
         return [own[batch] for batch in micro_batches(costs[own], max_tokens, max_rows, num_batches, part)]
 
     num_batches = max(len(batches(own)) for own in shares)
@@ -154,6 +158,8 @@ def plans_of_ranks(
 
 def tokens_of(rows: Ints, costs: Ints, prompts: Prompts) -> int:
     """Tokens that a micro-batch of these rows computes, padding included."""
+    if prompts.packed:
+        return int(costs[rows].sum())
     num_prompts = len(np.unique(prompts.same[rows]))
     own = costs[rows] - prompts.lengths[rows]
     return num_prompts * int(prompts.lengths[rows].max()) + len(rows) * int(own.max())
@@ -185,8 +191,8 @@ def _cut(own: Ints, prompts: Prompts, max_tokens: int | None, max_rows: int | No
     stop_of = np.zeros(num_rows, dtype=np.int64)
     starts = _starts(own, prompts, max_tokens, max_rows)
     while len(starts):
-        # n rows from a start on compute at least n times its own tokens
-        least = int(own[starts].min())
+        # n rows from a start on compute at least n times its own tokens; packed, n times those of the shortest
+        least = int((own if prompts.packed else own[starts]).min())
         most = num_rows if max_tokens is None or least == 0 else max(1, max_tokens // least)
         window = min(num_rows, most, num_rows if max_rows is None else max_rows)
         block = starts[-max(1, CELLS_AT_A_TIME // window) :]
@@ -207,7 +213,7 @@ def _starts(own: Ints, prompts: Prompts, max_tokens: int | None, max_rows: int |
     """Rows with which a micro-batch may begin: all, or the first of those that are equally long if no limit is near."""
     every = np.arange(len(own))
     most = len(own) * int(own.max(initial=0)) + len(np.unique(prompts.same)) * int(prompts.lengths.max(initial=0))
-    if (max_tokens is not None and most > max_tokens) or max_rows is not None:
+    if prompts.packed or (max_tokens is not None and most > max_tokens) or max_rows is not None:
         return every
     begins = (np.diff(own, prepend=-1) != 0) | (np.diff(prompts.lengths, prepend=-1) != 0)
     found: Ints = every[begins]
@@ -226,9 +232,12 @@ def _costs(own: Ints, prompts: Prompts, starts: Ints, window: int, max_tokens: i
     before = np.full(len(own), -1)  # the last row before this one that has its prompt
     again = np.diff(prompts.same[by_prompt]) == 0
     before[by_prompt[1:][again]] = by_prompt[:-1][again]
-    num_prompts = np.cumsum(ahead(before, len(own)) < starts[:, None], axis=1)
-    tokens = num_prompts * np.maximum.accumulate(ahead(prompts.lengths, 0), axis=1)
-    tokens += np.maximum.accumulate(ahead(own, 0), axis=1) * np.arange(1, window + 1)
+    if prompts.packed:
+        tokens = np.cumsum(ahead(own + prompts.lengths, 0), axis=1)
+    else:
+        num_prompts = np.cumsum(ahead(before, len(own)) < starts[:, None], axis=1)
+        tokens = num_prompts * np.maximum.accumulate(ahead(prompts.lengths, 0), axis=1)
+        tokens += np.maximum.accumulate(ahead(own, 0), axis=1) * np.arange(1, window + 1)
     costs: Ints = tokens + (FEWEST if max_tokens is None else max(1, int(max_tokens * SHARE_OF_A_PASS)))
     if max_tokens is not None:
         costs[:, 1:][tokens[:, 1:] > max_tokens] = NEVER  # one row must be possible

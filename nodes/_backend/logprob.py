@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.nodes._backend.chunked import Entropy, Found, Scoring, in_parts
 from flowrl.nodes._backend.head import Wanted, scored, tail_of, unwrapped
+from flowrl.nodes._backend.inputs import distinct, flat, padded_inputs, positions_of
 from flowrl.nodes._backend.weights import is_sharded
 from flowrl.partition import Prompts
 from flowrl.rows import Jagged
@@ -41,8 +42,10 @@ def token_log_probs(
         nothing = torch.zeros(0, device=_device(model))
         return nothing, nothing if entropy != "none" else None
     assert prompts.lengths.min() > 0, "a response needs a prompt token that predicts its first token"
-    scoring, cache = Scoring(temperature, entropy), _empty_cache(model)
-    if cache is None:
+    scoring, cache = Scoring(temperature, entropy), _shared_cache(model)
+    if packs(model):
+        log_probs, entropies = _packed_found(model, prompts, responses, scoring)
+    elif cache is None:
         log_probs, entropies = _found(model, prompts, responses, scoring)
     else:
         log_probs, entropies = _shared_found(model, prompts, responses, scoring, cache)
@@ -51,40 +54,46 @@ def token_log_probs(
 
 def shared_prompts(model: nn.Module, prompts: Jagged) -> Prompts:
     """What the model reads once for several rows: each distinct prompt, or none of them where it cannot share any."""
-    return Prompts(prompts.lengths, np.arange(len(prompts)) if _empty_cache(model) is None else _distinct(prompts)[1])
+    same = np.arange(len(prompts)) if _shared_cache(model) is None else distinct(prompts)[1]
+    return Prompts(prompts.lengths, same, packs(model))
 
 
-def padded_inputs(prompts: Jagged, responses: Jagged) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids and attention mask, both (N, longest prompt + longest response - 1), int64.
+def packs(model: nn.Module) -> bool:
+    """Whether rows need no padding, as attention tells them apart by positions that start again.
 
-    The column before the first response token is the same in all rows. Padding holds id 0, and is never attended to.
+    Flash attention does, which runs on CUDA alone: there this is unproven. Layers that keep other than keys and values
+    would carry something from one row to the next.
     """
-    prompt_width, width = int(prompts.lengths.max()), max(int(responses.lengths.max()), 1)
-    column = np.arange(prompt_width + width)
-    start, stop = prompt_width - prompts.lengths, prompt_width + responses.lengths
-    mask = (column >= start[:, None]) & (column < stop[:, None])
-    ids = np.zeros(mask.shape, dtype=np.int64)
-    ids[:, :prompt_width][mask[:, :prompt_width]] = _flat(prompts)
-    ids[:, prompt_width:][mask[:, prompt_width:]] = _flat(responses)
-    return ids[:, :-1], mask[:, :-1].astype(np.int64)
+    config = getattr(unwrapped(model), "config", None)
+    return str(getattr(config, "_attn_implementation", "")).startswith("flash_") and _empty_cache(model) is not None
 
 
 def _found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring) -> Found:
     """In one pass over prompts and responses."""
     ids, mask = padded_inputs(prompts, responses)
     width = max(int(responses.lengths.max()), 1)
-    wanted = _wanted(model, responses.row, width - _position(responses), _flat(responses))
+    wanted = _wanted(model, responses.row, width - positions_of(responses), flat(responses))
     options = {"logits_to_keep": width, "use_cache": False}
     return _score(model, partial(_call, model, ids, mask, ids.shape[1], options), wanted, scoring)[1]
 
 
+def _packed_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring) -> Found:
+    """All rows one after the other as one; each starts at position 0 again."""
+    fed = Jagged.of([np.concatenate([p, r[:-1]]) for p, r in zip(prompts, responses, strict=True)], np.int64)
+    ids, positions = (torch.from_numpy(each)[None].to(_device(model)) for each in (fed.values, positions_of(fed)))
+    before = fed.offsets[responses.row] + prompts.lengths[responses.row] - 1 + positions_of(responses)
+    wanted = _wanted(model, np.zeros_like(before), len(fed.values) - before, flat(responses))
+    call = partial(model, input_ids=ids, position_ids=positions, use_cache=False)
+    return _score(model, call, wanted, scoring)[1]
+
+
 def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring, cache: Any) -> Found:
     """Each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
-    distinct, index = _distinct(prompts)
-    nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(distinct) + 1, np.int64))
-    ids, mask = padded_inputs(distinct, nothing)
+    once, index = distinct(prompts)
+    nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(once) + 1, np.int64))
+    ids, mask = padded_inputs(once, nothing)
     options = {"past_key_values": cache, "use_cache": True}
-    row, position, targets = responses.row, _position(responses), _flat(responses)
+    row, position, targets = responses.row, positions_of(responses), flat(responses)
     first = position == 0
     call = partial(_call, model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
     wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first])
@@ -106,11 +115,9 @@ def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring:
     _, continued = _score(model, call, wanted, scoring)
     # Row by row again: the first token of each, then those that follow it.
     order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])))
-    log_probs, entropies = (torch.cat(parts) for parts in zip(begun, continued, strict=True))
-    order = order.to(log_probs.device)
-    return log_probs.index_select(0, order), entropies if scoring.entropy == "none" else entropies.index_select(
-        0, order
-    )
+    order = order.to(chosen.device)
+    log_probs, entropies = (torch.cat(parts).index_select(0, order) for parts in zip(begun, continued, strict=True))
+    return log_probs, entropies
 
 
 def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any]) -> Wanted:
@@ -147,35 +154,20 @@ def _call(model: nn.Module, ids: NDArray[Any], mask: NDArray[Any], num_columns: 
     )
 
 
+def _shared_cache(model: nn.Module) -> Any:
+    """An empty cache in which a prompt is read once for all its responses; None where each row reads its own."""
+    # Layers that are computed again in the backward pass take no cache.
+    recomputed = getattr(unwrapped(model), "is_gradient_checkpointing", False)
+    return None if recomputed or packs(model) else _empty_cache(model)
+
+
 def _empty_cache(model: nn.Module) -> Any:
     """A cache whose rows can be repeated; None for models that keep other than plain keys and values of all tokens."""
     from transformers import DynamicCache, PretrainedConfig
     from transformers.cache_utils import DynamicLayer
 
-    module = unwrapped(model)
-    config = getattr(module, "config", None)
-    # Layers that are computed again in the backward pass take no cache.
-    if not isinstance(config, PretrainedConfig) or getattr(module, "is_gradient_checkpointing", False):
+    config = getattr(unwrapped(model), "config", None)
+    if not isinstance(config, PretrainedConfig):
         return None
     cache = DynamicCache(config=config)
     return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None
-
-
-def _distinct(prompts: Jagged) -> tuple[Jagged, NDArray[np.int64]]:
-    """The distinct prompts, and which of them each row has."""
-    seen: dict[bytes, int] = {}
-    index = np.array([seen.setdefault(prompt.tobytes(), len(seen)) for prompt in prompts], dtype=np.int64)
-    return prompts.take(np.unique(index, return_index=True)[1]), index
-
-
-def _position(responses: Jagged) -> NDArray[np.int64]:
-    """The position (T,) of each response token in its row."""
-    position: NDArray[np.int64] = (
-        np.arange(responses.offsets[0], responses.offsets[-1]) - responses.offsets[responses.row]
-    )
-    return position
-
-
-def _flat(jagged: Jagged) -> NDArray[Any]:
-    """The values of the rows alone, where the array holds more than them; a copy, as torch wants writable memory."""
-    return np.array(jagged.values[jagged.offsets[0] : jagged.offsets[-1]], dtype=np.int64)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from flowrl.nodes._backend.logprob import padded_inputs, token_log_probs
+from flowrl.nodes._backend.inputs import padded_inputs
+from flowrl.nodes._backend.logprob import shared_prompts, token_log_probs
 from flowrl.nodes._backend.losses import policy_loss
 from flowrl.rows import Jagged
 
@@ -93,6 +94,19 @@ def test_gradients_of_a_padded_batch_equal_those_of_rows_one_by_one(model: nn.Mo
     for mine, expected in zip(padded, single, strict=True):
         assert mine is not None and expected is not None
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_rows_equal_rows_one_by_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU transformers makes a mask of the positions; flash attention tells rows apart by them itself."""
+    monkeypatch.setattr("flowrl.nodes._backend.logprob.packs", lambda model: True)
+    prompts, responses = ids(PROMPT_LENGTHS, 1), ids(RESPONSE_LENGTHS, 2)
+    assert shared_prompts(model, prompts).packed
+    packed, _ = token_log_probs(model, prompts, responses, 0.7)
+    expected, _ = one_by_one(model, prompts, responses, 0.7)
+    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-5)
+    gradients = (torch.autograd.grad(each.mean(), list(model.parameters())) for each in (packed, expected))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_of_any_width_changes_nothing(model: nn.Module) -> None:

@@ -110,7 +110,7 @@ def rows_with_prompts(draw: st.DrawFn, most: int = 24) -> tuple[np.ndarray, Prom
     same = np.array(draw(st.lists(st.integers(0, len(lengths) - 1), max_size=most)), dtype=np.int64)
     own = np.array(draw(st.lists(st.integers(0, 50), min_size=len(same), max_size=len(same))), dtype=np.int64)
     prompts = Prompts(np.array(lengths)[same], same)
-    return own + prompts.lengths, prompts
+    return own + prompts.lengths, prompts._replace(packed=draw(st.booleans()))
 
 
 @given(rows=rows_with_prompts(), max_tokens=LIMIT, max_rows=LIMIT, num_batches=st.none() | st.integers(1, 30))
