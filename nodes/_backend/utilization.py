@@ -48,7 +48,7 @@ def update_flops(module: nn.Module, prompts: Jagged, responses: Jagged) -> float
     distinct = {row.tobytes(): len(row) for row in prompts}
     once, prompt, fed = np.array(list(distinct.values())), prompts.lengths, np.maximum(responses.lengths - 1, 0)
     attended = (once * (once + 1) / 2).sum() + (fed * prompt + fed * (fed + 1) / 2).sum()
-    tokens, logits = int(once.sum() + fed.sum()), int(len(once) + fed.sum())
+    tokens, logits = int(once.sum() + fed.sum()), int(responses.lengths.sum())
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
     trained = sum(size for size, trains in sizes if trains) / sum(size for size, _ in sizes)
     return (2 + trained) * forward_flops(architecture, tokens, float(attended), logits)

@@ -83,7 +83,7 @@ def test_an_update_of_adapters_is_about_two_forward_passes(kind: str) -> None:
     with FlopCounterMode(display=False) as counter:
         log_probs, _ = token_log_probs(model, prompts, responses, temperature=1.0)
         log_probs.sum().backward()
-    cut = Passes("update", True, 1, 3, 3, 4, 1, 1, 8192, 15)
+    cut = Passes("update", True, 1, 3, 3, 4, 1, 1, 8192, Lengths(9, 6))
     work = work_of_passes(cut, "m", architecture, Lengths(9, 6), adapters=True)
     assert isinstance(work.flops, int)
     assert work.flops == pytest.approx(counter.get_total_flops(), rel=0.06)
