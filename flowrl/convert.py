@@ -91,9 +91,8 @@ def _convert(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         model.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
-        mode = (
-            (unfinished / "config.json").stat().st_mode
-        )  # as whoever runs this wants files; weights are for one alone
+        # Files as whoever runs this wants them: weights are written for their owner alone.
+        mode = (unfinished / "config.json").stat().st_mode
         for path in unfinished.iterdir():
             path.chmod(mode)
         _move(unfinished, folder)

@@ -189,9 +189,8 @@ class Table(DataSet):
         """The row with the columns that are asked for, under their new names."""
         if line.wrong or not (self.columns or self.rename or self.extract):
             return line
-        taken = (
-            line.row if self.columns is None else {name: line.row[name] for name in self.columns if name in line.row}
-        )
+        wanted = line.row if self.columns is None else self.columns
+        taken = {name: line.row[name] for name in wanted if name in line.row}
         line = line._replace(left_out=tuple(name for name in line.row if name not in taken))
         row = self._renamed(taken)
         for name, pattern in self.extract.items():
@@ -255,18 +254,10 @@ class Table(DataSet):
                 raise DataFault(("rename", new), f"'{self.origin}' has no column '{old}'", fix)
         for name in self.extract:
             if types.get(name) != "str":
-                kind = (
-                    f"is {types[name]}, not text"
-                    if name in types
-                    else "is not taken"
-                    if name in others
-                    else "is not there"
-                )
-                raise DataFault(
-                    ("extract", name),
-                    f"'{self.origin}': the column '{name}' {kind}",
-                    self._extract_fix(name, types, others),
-                )
+                kind = "is not taken" if name in others else "is not there"
+                kind = f"is {types[name]}, not text" if name in types else kind
+                fix = self._extract_fix(name, types, others)
+                raise DataFault(("extract", name), f"'{self.origin}': the column '{name}' {kind}", fix)
 
     def _extract_fix(self, name: str, types: Mapping[str, Dtype], others: set[str]) -> str:
         if name in others:
