@@ -47,6 +47,7 @@ test: lint pictures
 bench: engines
 	$(BIN)/python benchmarks/check_scale.py
 	$(BIN)/python benchmarks/step_vs_trl.py
+	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/rollout_overhead.py
 
 clean:

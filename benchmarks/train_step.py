@@ -86,14 +86,15 @@ def our_side(folder: str, file: str, threads: int, steps: int, memory: bool) -> 
     }
     if memory:
         return {"bytes": memory_of_log_probs(node, columns)}
-    seconds, norms = [], []
+    seconds, cpu_seconds, norms = [], [], []
     for _ in range(steps):
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         with collect() as report:
             node.run(**columns)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start[0])
+        cpu_seconds.append(time.process_time() - start[1])
         norms.append(report.metrics["actor/grad_norm"].value)
-    return {"seconds": seconds, "grad_norms": norms}
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "grad_norms": norms}
 
 
 def memory_of_log_probs(node: Any, columns: dict[str, Any]) -> int:
@@ -143,17 +144,21 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     ratios = []
     for repeat in range(1, options.repeats + 1):
         found = {name: measured(command, options.threads) for name, command in sides.items()}
-        seconds = {name: median(each["seconds"][1:]) for name, each in found.items()}
-        norms = {name: each["grad_norms"][0] for name, each in found.items()}
-        assert np.isclose(norms["flowrl"], norms["trl"], rtol=1e-3), f"the sides do not compute the same: {norms}"
-        ratios.append(seconds["trl"] / seconds["flowrl"])
-        print(f"repeat {repeat}: " + "  ".join(f"{name} {sum(lengths) / each:.0f} trained tokens/s ({each:.2f} s)"
-              for name, each in seconds.items()) + f"  ratio {ratios[-1]:.2f}  gradient norm {norms['flowrl']:.4f} and "
-              f"{norms['trl']:.4f}", flush=True)  # fmt: skip
+        norms = [each["grad_norms"][0] for each in found.values()]
+        assert np.allclose(norms, norms[0], rtol=1e-3), f"the sides do not compute the same: gradient norms {norms}"
+        ratios.append(median(found["trl"]["seconds"][1:]) / median(found["flowrl"]["seconds"][1:]))
+        shown = [described(name, each, sum(lengths)) for name, each in found.items()]
+        print(f"repeat {repeat}: {'  '.join(shown)}  ratio {ratios[-1]:.2f}  gradient norms {norms}", flush=True)
     memory = {name: measured([*command, "--memory"], options.threads)["bytes"] for name, command in sides.items()}
+    shown = [f"{name} {size / 2**20:.0f} MiB" for name, size in memory.items()]
     print(f"median ratio {median(ratios):.2f} of TRL's trained tokens/s")
-    print("peak memory of log-probabilities: " + "  ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in
-          memory.items()) + f"  ratio {memory['flowrl'] / memory['trl']:.2f}")  # fmt: skip
+    print(f"peak memory of log-probabilities: {'  '.join(shown)}  ratio {memory['flowrl'] / memory['trl']:.2f}")
+
+
+def described(name: str, found: dict[str, Any], num_tokens: int) -> str:
+    """One side's run: on a busy machine the seconds of CPU say more than those of the clock."""
+    seconds, cpu = median(found["seconds"][1:]), median(found["cpu_seconds"][1:])
+    return f"{name} {num_tokens / seconds:.0f} trained tokens/s ({seconds:.2f} s, {cpu:.2f} s of CPU)"
 
 
 def main() -> None:

@@ -49,13 +49,14 @@ class Clock(TrainerCallback):
     """Seconds and gradient norm of each optimizer step."""
 
     def __init__(self):
-        self.seconds, self.norms = [], []
+        self.seconds, self.cpu_seconds, self.norms = [], [], []
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.start = time.perf_counter()
+        self.start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds.append(time.perf_counter() - self.start)
+        self.seconds.append(time.perf_counter() - self.start[0])
+        self.cpu_seconds.append(time.process_time() - self.start[1])
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "grad_norm" in logs:
@@ -105,16 +106,18 @@ def main():
     trainer = Given(
         model=AutoModelForCausalLM.from_pretrained(options.model),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config, train_dataset=Dataset.from_list([{"prompt": "a"}] * num_rows),
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * num_rows),
         processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
         callbacks=[clock],
-    )  # fmt: skip
+    )
+    torch.set_num_threads(options.threads)  # accelerate has set a number of its own
     trainer.rows = rows
     if options.memory:
         print(json.dumps({"bytes": memory_of_log_probs(trainer, rows, options.micro_rows)}))
         return
     trainer.train()
-    print(json.dumps({"seconds": clock.seconds, "grad_norms": clock.norms}))
+    print(json.dumps({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "grad_norms": clock.norms}))
 
 
 if __name__ == "__main__":

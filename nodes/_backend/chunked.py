@@ -8,7 +8,7 @@ but the hidden states is kept for it, and tokens without a gradient (masked, cli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -133,10 +133,7 @@ class _Linear(torch.autograd.Function):
         if scoring.entropy == "gradient":
             moved |= of_entropies != 0
         of_hidden = torch.zeros_like(hidden)
-        of_head = [
-            torch.zeros_like(each, dtype=_wide(each)) if needed else None
-            for each, needed in zip(head, ctx.needs_input_grad[3:], strict=True)
-        ]
+        of_head: list[Tensor | None] = [None] * len(head)
         for at, logits, powers in _parts(scoring, moved.nonzero()[:, 0], hidden, *head):
             slope, total = scoring.slope(logits), _exponentiate(logits, powers)
             if scoring.entropy == "gradient":
@@ -148,7 +145,10 @@ class _Linear(torch.autograd.Function):
             by_logit[torch.arange(len(at), device=at.device), targets[at]] += of_log_probs[at]
             by_output = (by_logit if slope is None else by_logit.mul_(slope)).to(hidden.dtype)
             of_hidden[at] = by_output @ head[0]
-            _add(of_head, by_output, hidden[at])
+            if ctx.needs_input_grad[3]:
+                of_head[0] = _added(of_head[0], by_output.t(), hidden[at])
+            if len(head) == 2:
+                of_head[1] = _added(of_head[1], by_output.t(), torch.ones_like(by_output[:, 0]))
         return None, None, of_hidden, *(None if each is None else each.to(hidden.dtype) for each in of_head)
 
 
@@ -177,16 +177,13 @@ def _exponentiate(logits: Tensor, powers: Tensor) -> Tensor:
     return powers.sum(dim=-1)
 
 
-def _add(sums: Sequence[Tensor | None], by_output: Tensor, hidden: Tensor) -> None:
-    """Add what tokens give to the gradients of weight and bias, which are in float32 also where they are not."""
-    of_weight, *of_bias = sums
-    if of_weight is not None and of_weight.dtype == hidden.dtype:
-        of_weight.addmm_(by_output.t(), hidden)
-    elif of_weight is not None:
-        of_weight += by_output.t() @ hidden
-    for each in of_bias:
-        if each is not None:
-            each += by_output.sum(dim=0)
+def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """The total and a product more, in float32 also where the factors are narrower."""
+    if total is None:
+        return (left @ right).to(_wide(left))
+    if total.dtype != left.dtype or right.ndim == 1:
+        return total.add_(left @ right)
+    return total.addmm_(left, right)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -311,7 +311,10 @@ def test_flops_are_those_that_torch_counts(make: Any, trained: bool) -> None:
     cut = passes(updates=trained, prompts=prompts, last_prompts=prompts, group=group, lengths=lengths)
     work = work_of_passes(cut, "m", architecture, lengths)
     assert isinstance(work.flops, int)
-    assert work.flops == pytest.approx(counter.get_total_flops(), rel=0.04)
+    once_more = (
+        trained * 2 * architecture.hidden * architecture.vocabulary * work.num_logits
+    )  # not planned: see flops.py
+    assert work.flops + once_more == pytest.approx(counter.get_total_flops(), rel=0.04)
 
 
 def test_attention_grows_with_the_context() -> None:
