@@ -104,7 +104,7 @@ MISTAKES = [
     ("pools:\n", "pool:\n", "FR005"),
     ("data:\n", "dat:\n", "FR005"),
     ("run:      {steps: 100, seed: 0}", "run:      {step: 100}", "FR005"),
-    ("type: mlflow", "type: wandb", "FR007"),
+    ("type: mlflow", "type: mlfow", "FR007"),
 ]
 """Text of the default pipeline, what takes its place, and all errors that follow."""
 
