@@ -86,6 +86,8 @@ class Call:
     """Groups whose values per sample are returned as one object more, for people to read."""
     asked: Asked | None = None
     """What a validation asks; None in training."""
+    serves: bool = False
+    """It generates beside other calls of the same worker."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,5 @@ class Receipt:
     """Fields of each returned object that other nodes read."""
     sampled: bool = False
     """Whether one object more holds what the call's `samples` asks for."""
+    oldest: Mapping[str, int] = field(default_factory=dict)
+    """Of what generates: the smallest version of the tokens of each group."""

@@ -77,33 +77,42 @@ class Sampler:
         fields = (field for name in plan.graph.order for field in plan.writes(plan.graph.nodes[name]))
         self._types = {field.name: stored(field.type) for field in fields if field.type.axis == "Sample"}
         self._prompts: Batch | None = None
-        self._uids: tuple[str, ...] = ()
+        self._step = 0
+        self._left: set[str] = set()
+        """The chosen groups that are still in flight."""
         self._refs: list[Any] = []
         self._reading: set[asyncio.Task[None]] = set()
 
     def begin(self, step: int, prompts: Batch) -> None:
-        """Choose the first groups of a step that is to have a table; of others none."""
+        """Choose the first groups of a step that is to have a table, unless those of another are still in flight."""
         wanted = step == 1 or step % self._spec.every == 0
-        num_groups = -(-self._spec.rows // self._group) if wanted else 0
-        self._uids, self._refs = prompts.rows.uids[:num_groups], []
-        self._prompts = take_groups(prompts, self._uids) if self._uids else None
+        if not wanted or self._left or self._step == step:
+            return
+        self._step, self._refs = step, []
+        self._left = set(prompts.rows.uids[: -(-self._spec.rows // self._group)])
+        self._prompts = take_groups(prompts, [uid for uid in prompts.rows.uids if uid in self._left])
 
     def asked_of(self, node: BoundNode, uids: Iterable[str]) -> tuple[str, ...]:
         """The chosen groups among these, if the node has anything to say of them."""
         speaks = any(port.type.axis == "Sample" for port in node.cls.output_ports.values())
-        return tuple(uid for uid in uids if uid in self._uids) if speaks and self._uids else ()
+        return tuple(uid for uid in uids if uid in self._left) if speaks and self._left else ()
 
     def add(self, ref: Any) -> None:
         """An object that such a call has returned."""
         self._refs.append(ref)
 
-    def end(self, step: int) -> None:
-        """The step has ended: read the objects back, beside the next step."""
+    def leave(self, uids: Iterable[str]) -> None:
+        """Groups are trained or given up: with the last of the chosen ones the objects are read back, beside the run."""
+        open_before, self._left = bool(self._left), self._left.difference(uids)
+        if open_before and not self._left:
+            self._read()
+
+    def _read(self) -> None:
         if self._refs and self._prompts is not None:
-            task = asyncio.ensure_future(self._record(step, self._prompts, self._refs))
+            task = asyncio.ensure_future(self._record(self._step, self._prompts, self._refs))
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
-        self._uids, self._refs = (), []
+        self._left, self._refs = set(), []
 
     async def _record(self, step: int, prompts: Batch, refs: Sequence[Any]) -> None:
         try:
@@ -114,6 +123,7 @@ class Sampler:
 
     async def close(self) -> None:
         """Wait for what is still being read."""
+        self._read()
         if self._reading:
             await asyncio.wait(self._reading, timeout=CLOSE_SECONDS)
 

@@ -1,7 +1,7 @@
 """Where the columns of the current steps lie: for each field, references to the objects that hold it.
 
-The driver holds references and identities only. A field is dropped when its last reader has read it; the object goes
-when all of its fields are gone.
+The driver holds references and identities only. A field of a group is dropped when its last reader has read it; an
+object goes when all that it holds is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Store:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        self._dropped: set[str] = set()
+        self._read: dict[str, set[str]] = {}
+        """By field, the groups that every reader has read."""
 
     def add(self, ref: Any, fields: Iterable[str], rows: Rows) -> None:
         """An object with these fields of these rows."""
@@ -39,11 +40,18 @@ class Store:
         wanted, groups = frozenset(fields), frozenset(uids)
         return [part for part in self._parts if part.fields & wanted and part.uids & groups]
 
-    def release(self, fields: Iterable[str]) -> None:
-        """These fields are no longer needed."""
-        self._dropped.update(fields)
-        self._parts = [part for part in self._parts if not part.fields <= self._dropped]
+    def release(self, fields: Iterable[str], uids: Iterable[str]) -> None:
+        """These fields of these groups are no longer needed."""
+        groups = set(uids)
+        for field in fields:
+            self._read.setdefault(field, set()).update(groups)
+        none: set[str] = set()
+        self._parts = [p for p in self._parts if not all(p.uids <= self._read.get(field, none) for field in p.fields)]
 
-    def clear(self) -> None:
-        """The step has ended."""
-        self._parts, self._dropped = [], set()
+    def forget(self, uids: Iterable[str]) -> None:
+        """These groups are trained or given up."""
+        gone = frozenset(uids)
+        self.release({field for part in self._parts for field in part.fields}, gone)
+        held = frozenset().union(*(part.uids for part in self._parts))
+        for read in self._read.values():
+            read &= held

@@ -9,7 +9,7 @@ from functools import cached_property
 from flowrl.errors import Problem
 from flowrl.evaluation import Asked
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.build import Field, Graph
+from flowrl.graph.build import DATA, Field, Graph
 from flowrl.graph.pools import Pool, physical_name
 from flowrl.graph.validation import Types, evaluation_of
 from flowrl.spec.document import Document
@@ -63,6 +63,30 @@ class Plan:
         due = [name for name, node in graph.nodes.items() if step % node.spec.every == 0]
         return graph if len(due) == len(graph.nodes) else graph.restricted(due)
 
+    def of_batch(self, step: int, number: int) -> Graph:
+        """What a step runs on its batch of this number, from 0: only the last one is followed by the syncs."""
+        graph = self.of_step(step)
+        if number == self.updates_per_sync - 1:
+            return graph
+        return graph.restricted([name for name, node in graph.nodes.items() if node.weights != "syncs"])
+
+    @cached_property
+    def front(self) -> frozenset[str]:
+        """Nodes that work on single groups while these are in flight, whatever the step; others wait for a batch.
+
+        What generates, and what follows from it without a model; what a gate depends on, with or without one.
+        """
+        graph, found = self.graph.training, set[str]()
+        reruns = graph.leading_to([self.gate.name]) if self.gate is not None else frozenset[str]()
+        gated = {edge.target for edge in graph.edges if edge.kind == "gate"}
+        for name in graph.order:
+            node = graph.nodes[name]
+            single = node.cls.scope in ("sample", "group") and node.spec.every == 1 and name not in gated
+            alone = node.weights in (None, "generates") or name in reruns
+            if single and alone and graph.sources[name] - {DATA} <= found:
+                found.add(name)
+        return frozenset(found)
+
     def walks(self, step: int | None = None) -> list[Walk]:
         """The validations that are due after a step, 0 for the time before training; without a step, all there are."""
         groups: dict[tuple[str, int | None, Asked], list[str]] = {}
@@ -106,7 +130,7 @@ class Plan:
     def _reader_sets(self, node: BoundNode) -> tuple[tuple[str, ...], ...]:
         sets: dict[tuple[str, ...], list[str]] = {}
         for field in node.writes.values():
-            readers = self.graph.fields[field].readers
+            readers = self.readers(self.graph.fields[field])
             if readers:
                 sets.setdefault(readers, []).append(field)
         return tuple(tuple(fields) for fields in sets.values())
