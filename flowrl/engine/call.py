@@ -86,6 +86,8 @@ class Call:
     """Groups whose values per sample are returned as one object more, for people to read."""
     asked: Asked | None = None
     """What a validation asks; None in training."""
+    serves: bool = False
+    """Generate beside the other calls of the worker; `Worker.pause` and `resume` then say when an engine sleeps."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,8 @@ class Receipt:
     """Fields of each returned object that other nodes read."""
     sampled: bool = False
     """Whether one object more holds what the call's `samples` asks for."""
+    oldest: Mapping[str, int] = field(default_factory=dict)
+    """Of a node that generates: the smallest version of the weights that made a token of each settled group.
+
+    A group that has no token is missing.
+    """
