@@ -213,6 +213,12 @@ class Node(Settings):
     def wake(self) -> None:
         """Be ready again; of a node that generates: under the weights of the last sync."""
 
+    def abort(self, uids: Collection[str]) -> None:
+        """Of a node that generates: end these groups at once, from another thread than the one that runs the node.
+
+        Their unfinished sessions are left out of what it returns, and are no failures.
+        """
+
     def rows_per_call(self) -> int:
         """Of a node whose rows are scored alone: how many `run` takes at once, where that is cheaper.
 

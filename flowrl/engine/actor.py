@@ -58,6 +58,26 @@ class RayWorker:
         """Weights of a sync node, part by part."""
         yield from self.worker.send(node, receivers)
 
+    @ray.method(concurrency_group="serve")
+    def serve(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:
+        """`stream`, beside other calls."""
+        yield from self.stream(call, num_outputs, *parts)
+
+    @ray.method(concurrency_group="control")
+    def pause(self) -> None:
+        """Stop the engines, requests kept."""
+        self.worker.pause()
+
+    @ray.method(concurrency_group="control")
+    def resume(self) -> None:
+        """Let the engines go on."""
+        self.worker.resume()
+
+    @ray.method(concurrency_group="control")
+    def abort(self, node: str, uids: Sequence[str]) -> None:
+        """End groups that are being generated."""
+        self.worker.abort(node, uids)
+
     @ray.method(concurrency_group="receive")
     def receiver(self, node: str) -> Any:
         """What senders of weights must know."""
@@ -87,8 +107,10 @@ class RayWorker:
         self.worker.close()
 
 
-RayActor = _ray.remote(concurrency_groups={"control": 4, "receive": 1, "saving": 1})(RayWorker)
-"""Calls run one at a time, beside those of the group `control`.
+NUM_SERVED = 64
+"""Calls that generate side by side; further ones wait for the end of one."""
+RayActor = _ray.remote(concurrency_groups={"control": 4, "receive": 1, "saving": 1, "serve": NUM_SERVED})(RayWorker)
+"""Calls run one at a time, beside those of the groups `control` and `serve`.
 
 Weights are received, one part at a time, beside the call that sends them: it may be of the same worker.
 """

@@ -87,7 +87,7 @@ class Call:
     asked: Asked | None = None
     """What a validation asks; None in training."""
     serves: bool = False
-    """It generates beside other calls of the same worker."""
+    """Generate beside the other calls of the worker; `Worker.pause` and `resume` then say when an engine sleeps."""
 
 
 @dataclass(frozen=True)
@@ -116,4 +116,7 @@ class Receipt:
     sampled: bool = False
     """Whether one object more holds what the call's `samples` asks for."""
     oldest: Mapping[str, int] = field(default_factory=dict)
-    """Of what generates: the smallest version of the tokens of each group."""
+    """Of a node that generates: the smallest version of the weights that made a token of each settled group.
+
+    A group that has no token is missing.
+    """

@@ -26,6 +26,15 @@ class Cluster(Protocol):
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         """The objects themselves; called in a thread, for small ones."""
 
+    async def pause(self, worker: str) -> None:
+        """Let the engines of this worker stop between two tokens, with their requests kept, and what trains wake."""
+
+    async def resume(self, worker: str) -> None:
+        """Let what trains sleep and the engines wake: kept requests go on, under the weights of the last sync."""
+
+    async def abort(self, worker: str, node: str, uids: Sequence[str]) -> None:
+        """Let a node that generates end these groups now: their unfinished sessions are absent, and no failures."""
+
     async def receiver(self, worker: str, node: str) -> Any:
         """What a sync node of this worker says to those that send weights to it."""
 

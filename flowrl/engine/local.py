@@ -24,6 +24,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
+        self._awake: dict[str, asyncio.Event] = {}
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
         """Make the workers one after the other."""
@@ -31,6 +32,8 @@ class LocalCluster:
             os.environ.setdefault(name, value)
         for setup in workers:
             self.workers[setup.name] = Worker(setup)
+            self._awake[setup.name] = asyncio.Event()
+            self._awake[setup.name].set()
             with _named(setup.name, "a node could not be set up: "):
                 self.workers[setup.name].load()
 
@@ -41,13 +44,38 @@ class LocalCluster:
     async def call(
         self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int
     ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
-        """Run the node here and now."""
+        """Run the node here and now; one that serves lets others run after each block, and stops for a pause there."""
+        if call.serves:
+            await self._may_serve(worker)
         for receipt, outputs in self.workers[worker].blocks(call, refs):
             yield receipt, list(outputs)
+            if call.serves:
+                await self._may_serve(worker)
 
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
         """The objects themselves."""
         return list(refs)
+
+    async def _may_serve(self, worker: str) -> None:
+        await asyncio.sleep(0)
+        await self._awake[worker].wait()
+
+    async def pause(self, worker: str) -> None:
+        """Let its engines sleep, and what it serves wait."""
+        self._awake[worker].clear()
+        with _named(worker):
+            self.workers[worker].pause()
+
+    async def resume(self, worker: str) -> None:
+        """Let its engines wake."""
+        with _named(worker):
+            self.workers[worker].resume()
+        self._awake[worker].set()
+
+    async def abort(self, worker: str, node: str, uids: Sequence[str]) -> None:
+        """End groups that it generates."""
+        with _named(worker):
+            self.workers[worker].abort(node, uids)
 
     async def receiver(self, worker: str, node: str) -> Any:
         """What it says."""

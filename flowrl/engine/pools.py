@@ -147,8 +147,8 @@ class RayCluster:
             receipt, outputs = (returned[0], returned[1:]) if num_outputs else (returned, [])
             yield await _receipt(receipt, call, worker), list(outputs)
             return
-        outputs = []
-        async for ref in actor.stream.options(num_returns="streaming").remote(call, num_outputs, *refs):
+        outputs, stream = [], actor.serve if call.serves else actor.stream
+        async for ref in stream.options(num_returns="streaming").remote(call, num_outputs, *refs):
             if len(outputs) < num_outputs:
                 outputs.append(ref)
             else:
@@ -161,6 +161,18 @@ class RayCluster:
         """Small objects, from wherever they lie."""
         found: list[Any] = ray.get(list(refs), timeout=FETCH_SECONDS)
         return found
+
+    async def pause(self, worker: str) -> None:
+        """Let its engines sleep."""
+        await _done(self.actors[worker].pause.remote(), "", worker)
+
+    async def resume(self, worker: str) -> None:
+        """Let its engines wake."""
+        await _done(self.actors[worker].resume.remote(), "", worker)
+
+    async def abort(self, worker: str, node: str, uids: Sequence[str]) -> None:
+        """End groups that it generates."""
+        await _done(self.actors[worker].abort.remote(node, uids), node, worker)
 
     async def receiver(self, worker: str, node: str) -> Any:
         """What a sync node says."""

@@ -5,11 +5,14 @@ The same class runs inside a Ray actor and, with `--local`, inside the driver.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flowrl.batch import COLUMN_CLASSES, Batch
+import numpy as np
+
+from flowrl.batch import COLUMN_CLASSES, Batch, Token
 from flowrl.column import Column
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.rowwise import arguments
@@ -29,7 +32,7 @@ EARLY_BLOCK_SECONDS = 0.05
 
 
 class Worker:
-    """All nodes of one pool on one worker. Calls run one at a time."""
+    """All nodes of one pool on one worker. Calls run one at a time, beside any number of those that serve."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
@@ -38,6 +41,8 @@ class Worker:
         self.scorers: dict[str, Scorer] = {}
         self.by_name = {node.name: node for node in setup.nodes}
         self.asleep = False
+        """Whether the engines have left the device to what trains."""
+        self._device = threading.Lock()
         self.states = States(setup, self.nodes, self.scorers)
 
     def load(self) -> None:
@@ -96,6 +101,18 @@ class Worker:
             report.failed, out = True, None  # what failed is not to be left out
         return out, out is None
 
+    def pause(self) -> None:
+        """Stop the engines between two tokens, their requests kept, and let what trains have the device."""
+        self._lend_device(asleep=True)
+
+    def resume(self) -> None:
+        """Give the device back to the engines: kept requests go on, under the weights of the last sync."""
+        self._lend_device(asleep=False)
+
+    def abort(self, node: str, uids: Sequence[str]) -> None:
+        """End the sessions of these groups that a node is generating."""
+        self.nodes[node].abort(uids)
+
     def receiver(self, node: str) -> Any:
         """What a sync node says to those that send weights to this worker."""
         return self._sync_node(node).receiver()
@@ -134,24 +151,30 @@ class Worker:
         if spec.name in self.scorers:
             yield self._output(spec, self.scorers[spec.name].score(inputs), inputs.rows)
             return
-        self._share_device(node)
+        if not call.serves:
+            self._share_device(node)
         result = node.run(**arguments(spec.reads, node, inputs))  # type: ignore[attr-defined]
         for out in result if isinstance(result, Iterator) else [result]:
             yield self._output(spec, out, inputs.rows)
 
     def _share_device(self, node: Node) -> None:
         """Nodes that generate and nodes that otherwise compute with models take turns with the device's memory."""
-        asleep = node.weights != "generates"
-        if node.weights is None or asleep == self.asleep:
-            return
-        holders = [other for other in self.nodes.values() if other.weights in ("generates", "reads", "updates")]
-        for other in holders:
-            if (other.weights == "generates") == asleep:
-                other.sleep()
-        for other in holders:
-            if (other.weights == "generates") != asleep:
-                other.wake()
-        self.asleep = asleep
+        if node.weights is not None:
+            self._lend_device(asleep=node.weights != "generates")
+
+    def _lend_device(self, *, asleep: bool) -> None:
+        """Let the engines sleep and what otherwise computes with models wake, or the other way round."""
+        with self._device:
+            if asleep == self.asleep:
+                return
+            holders = [other for other in self.nodes.values() if other.weights in ("generates", "reads", "updates")]
+            for other in holders:
+                if (other.weights == "generates") == asleep:
+                    other.sleep()
+            for other in holders:
+                if (other.weights == "generates") != asleep:
+                    other.wake()
+            self.asleep = asleep
 
     def _node(self, spec: NodeSetup, call: Call) -> Node:
         """The node; for a validation, one that generates has the settings that are asked for."""
@@ -213,8 +236,20 @@ class Worker:
             start, time.time(), bytes_in, num_bytes,
             tuple(report.metrics.values()), tuple(report.failures), report.failed, last,
             node.changed(), fields, len(returned) > len(outputs),
+            oldest_versions(spec, whole) if node.weights == "generates" and whole is not None else {},
         )  # fmt: skip
         return receipt, returned
+
+
+def oldest_versions(spec: NodeSetup, block: Batch) -> dict[str, int]:
+    """The smallest version of the weights that made a token of each group, where the node says which made it."""
+    versions = block.columns.get(spec.writes.get("policy_version", ""))
+    if not isinstance(versions, Token):
+        return {}
+    none = np.iinfo(np.int64).max
+    found = np.full(len(block.rows.uids), none)
+    np.minimum.at(found, block.rows.group[versions.jagged.row], versions.values)
+    return {uid: int(version) for uid, version in zip(block.rows.uids, found, strict=True) if version < none}
 
 
 def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:
@@ -234,8 +269,6 @@ def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:
 
 def check_values(node: str, port: str, column: Column[Any], type_: FieldType) -> None:
     """The checks of `run.strict_io`: finite floats, or NaN where a value may be missing; offsets that never fall."""
-    import numpy as np
-
     if type_.dtype == "float" and not (np.isfinite(column.values) | (type_.nullable & np.isnan(column.values))).all():
         raise ValueError(f"{node} wrote a value that is not finite to '{port}'")
     if hasattr(column, "offsets") and (np.diff(column.offsets) < 0).any():
