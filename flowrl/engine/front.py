@@ -14,6 +14,7 @@ from flowrl.engine.dispatch import Arrival
 from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
+from flowrl.gate import Gate, limits_of
 from flowrl.graph.build import DATA, Graph
 from flowrl.graph.plan import Plan
 from flowrl.rows import Rows
@@ -37,6 +38,8 @@ class Front:
         """The prompts in flight, by uid."""
         self.later: list[stream.Prompt] = []
         """Prompts whose groups were given up for their age: they come first in the next step."""
+        self.again: list[stream.Prompt] = []
+        self.limits = limits_of(plan.gate.node if plan.gate is not None and plan.gate.node is not None else Gate())
         self.num_sessions = Counter[str]()
         """By group, the trajectories that it has."""
 
@@ -61,15 +64,30 @@ class Front:
 
     @property
     def room(self) -> int:
-        """Prompts that may still be admitted for a batch: behind a gate no more than its `max_rounds` allow."""
-        return self.plan.document.batch.prompts * 10**6
+        """Prompts that may still be admitted before the next batch: behind a gate, as many as `max_rounds` allows."""
+        if self.plan.gate is None:
+            return self.plan.document.prompts_in_flight
+        prompts, ahead = self.plan.document.batch.prompts, self.plan.document.prompts_in_flight
+        return (self.limits.max_rounds - 1) * prompts + ahead - self.flow.admitted
 
     def cut(self, version: int) -> Sequence[str] | None:
         """The groups of the next batch; None while there is none."""
         uids = self.schedule.cut(self.flow, version)
+        if uids is None and self.room <= 0 and not self.flow.running:
+            uids = self.short_batch()
         if uids is not None:
             self.flow.cut(uids)
         return uids
+
+    def short_batch(self) -> Sequence[str]:
+        """What to train when the gate has kept too few groups."""
+        num, asked = len(self.flow.ready), self.plan.document.batch.prompts // self.plan.updates_per_sync
+        if self.limits.when_short == "fail":
+            assert self.plan.gate is not None, "only a gate refuses groups"
+            fact = f"step {self.progress.step}: only {num} of {asked} groups were kept of {self.flow.admitted} tried"
+            fix = "see groups/* in metrics.jsonl; other prompts, a larger batch.group, max_rounds, or when_short: short"
+            raise RunError(f"{fact} ({fix})", node=self.plan.gate.name)
+        return [group.uid for group in self.flow.ready] if self.limits.when_short == "short" else []
 
     def collect(self, arrival: Arrival) -> None:
         """Settle the groups of a block."""

@@ -148,15 +148,11 @@ def not_available(subject: Subject) -> Iterator[Problem]:
                        severity="warning")  # fmt: skip
 
     document = subject.document
-    if document.schedule.mode != "sync":
-        yield refused(f"schedule '{document.schedule.mode}'", "mode: sync", "schedule", "mode")
     trained = _trained_on(subject)
     for node in subject.nodes:
         if node.spec.every > 1 and node.name in trained:
             yield refused(f"nodes.{node.name}: 'every:' of a node that training needs", "remove `every:`", "nodes",
                           node.name, "every")  # fmt: skip
-        if node.spec.gate is not None:
-            yield refused(f"nodes.{node.name}: 'gate:'", "remove `gate:`", "nodes", node.name, "gate")
     for name, pool in document.pools.items():
         if pool.nodes is not None:
             yield refused(f"pools.{name}: 'nodes:'", "remove `nodes:`; Ray chooses the machines",

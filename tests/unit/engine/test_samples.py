@@ -121,6 +121,7 @@ def test_only_nodes_with_a_value_per_sample_are_asked_and_only_for_chosen_groups
     assert sampler.asked_of(nodes["total"], ["u1", "u2", "u0"]) == ("u1", "u0")
     assert sampler.asked_of(nodes["total"], ["u5"]) == ()
     assert sampler.asked_of(nodes["advantage"], ["u0"]) == ()
+    sampler.leave(["u0", "u1", "u2", "u3", "u4"])
     sampler.begin(3, Batch(rows, {}, {}))
     assert sampler.asked_of(nodes["total"], ["u0"]) == ()
 

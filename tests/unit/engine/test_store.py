@@ -29,21 +29,24 @@ def test_only_objects_with_an_asked_field_of_an_asked_group_are_found(store: Sto
     assert refs(store, ["w"], ["a"]) == []
 
 
-def test_an_object_goes_when_all_its_fields_are_released(store: Store) -> None:
-    store.release(["x"])
+def test_an_object_goes_when_all_that_it_holds_is_released(store: Store) -> None:
+    store.release(["x"], ["a", "b", "c"])
     assert refs(store, ["y"], ["a"]) == ["one"]
-    store.release(["x", "y"])
-    assert refs(store, ["x", "y"], ["a", "c"]) == []
+    store.release(["y"], ["a", "c"])
+    assert refs(store, ["x", "y"], ["a", "b", "c"]) == ["one"], "b is not done with y"
+    store.release(["y"], ["b"])
+    assert refs(store, ["x", "y"], ["a", "b", "c"]) == []
     assert refs(store, ["z"], ["a"]) == ["three"]
 
 
-def test_nothing_outlives_its_step(store: Store) -> None:
-    store.release(["x"])
-    store.clear()
+def test_groups_that_are_forgotten_take_their_objects_with_them(store: Store) -> None:
+    store.forget(["a", "c"])
+    assert refs(store, ["x", "y", "z"], ["a", "b", "c"]) == ["one", "three"], "b is still there"
+    store.forget(["b"])
+    assert refs(store, ["x", "y", "z"], ["a", "b", "c"]) == []
     store.add("new", ["x"], Rows.of(["a"]))
-    assert refs(store, ["x", "y", "z"], ["a"]) == ["new"]
-    store.release(["y"])
-    assert refs(store, ["x"], ["a"]) == ["new"]
+    store.release(["y"], ["a"])
+    assert refs(store, ["x"], ["a"]) == ["new"], "nothing is remembered of an earlier group of this name"
 
 
 def test_groups_without_trajectories_are_found_too() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stub_nodes import document
@@ -12,7 +11,6 @@ from stub_nodes import document
 from flowrl import Pipeline
 from flowrl.graph.build import Graph
 from flowrl.schedule.base import Progress, Task
-from flowrl.schedule.sync import Sync
 
 ON = {"model": "policy", "pool": "gpu"}
 NODES: dict[str, Any] = {
@@ -83,6 +81,33 @@ def test_weight_edges_wait_for_the_whole_predecessor() -> None:
     assert progress.complete
 
 
+def test_nodes_of_the_front_are_walked_there_and_waited_for_here() -> None:
+    front = Progress(GRAPH.restricted(["rollout", "judge"]), 1)
+    front.admit(("a", "b", "c", "d"))
+    batch = Progress(GRAPH, 1, ("b", "c"), front=front)
+    assert ready(batch) == {} and "rollout" not in batch
+    front.submit("rollout", ("a", "b", "c", "d"))
+    front.settle("rollout", ["b", "c"])
+    assert ready(front) == {"judge": ("b", "c")} and ready(batch) == {"old": ("b", "c")}
+    assert batch.is_done("rollout") and not front.is_done("rollout")
+    front.forget(["b", "c"])
+    assert front.uids == ("a", "d") and ready(front) == {}
+    front.settle("rollout", ["b"])
+    assert front.settled("rollout") == set(), "what is said of groups that have left does not matter"
+
+
+def test_canonical_blocks_of_an_open_flow_are_cut_at_each_admission() -> None:
+    progress = Progress(GRAPH, 1, canonical={"judge": 2})
+    progress.admit(("a", "b", "c"))
+    progress.admit(("d", "e"))
+    progress.submit("rollout", progress.uids)
+    progress.settle("rollout", progress.uids)
+    blocks = [task.uids for task in progress.ready() if task.node == "judge"]
+    assert blocks == [("a", "b"), ("c",), ("d", "e")]
+    progress.forget(["d"])
+    assert [task.uids for task in progress.ready() if task.node == "judge"] == [("a", "b"), ("c",), ("e",)]
+
+
 def test_the_edge_to_the_next_step_holds_nothing_back_in_this_one() -> None:
     assert "rollout" in ready(Progress(GRAPH, 1, UIDS))
 
@@ -105,11 +130,6 @@ def test_who_is_late_is_told_with_the_number_of_groups() -> None:
     progress.settle("rollout", ["a"])
     progress.submit("judge", ["a"])
     assert progress.waiting() == {"rollout": 2, "judge": 1}
-
-
-@pytest.mark.parametrize(("in_flight", "admitted"), [(0, 8), (1, 0), (8, 0)])
-def test_sync_admits_a_whole_batch_when_nothing_is_in_flight(in_flight: int, admitted: int) -> None:
-    assert Sync(8).num_to_admit(in_flight) == admitted
 
 
 @given(st.integers(1, 5), st.sets(st.sampled_from(["judge", "spread", "old"])), st.data())
