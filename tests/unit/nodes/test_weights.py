@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Request, Sampling, Wanted, engines_of
-from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.fake import FakeEngine
 from flowrl.nodes._backend.loading import Loading
 from flowrl.nodes._backend.models import load_model
+from flowrl.nodes._backend.script import Script
 from flowrl.nodes._backend.trainer import trainer_of
 from flowrl.nodes._backend.transport import Receiver, choose, this_process, wanted_dtype
 from flowrl.nodes._backend.weights import Bucket, Kind, WeightsError, buckets, cut, named_weights
