@@ -36,6 +36,11 @@ class Drawn:
         self._length = np.zeros(len(self.request), dtype=np.int64)
         self._reason = np.full(len(self.request), "length")
 
+    @property
+    def so_far(self) -> Array:
+        """(A, drawn) token ids of the active sessions."""
+        return self.ids[self.active, : self.num_drawn]
+
     def add(self, ids: Array, log_probs: Array, version: int, stopped: Array) -> list[int]:
         """A token (A,) for every active session, and which of them it ends; the requests that have ended with it."""
         now = (self.active, self.num_drawn)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +26,14 @@ END = 0
 """The token that ends a response."""
 NUM_TOKENS = 257
 """One for each byte, and that one."""
+
+
+class _Moment(NamedTuple):
+    """When a call began, in the engine's time, the version of the weights then, and how many updates it had had."""
+
+    time: float
+    version: int
+    num_updates: int
 
 
 class FakeEngine:
@@ -80,6 +87,10 @@ class FakeEngine:
     def close(self) -> None:
         """Nothing to end."""
 
+    def _moment(self) -> _Moment:
+        with self._turns.changed:
+            return _Moment(self._now(), self._version, len(self._updates))
+
     def _now(self) -> float:
         """Seconds that it was neither asleep nor updated."""
         return min(time.monotonic(), self._stopped_at) - self._stood_still
@@ -104,16 +115,16 @@ class FakeEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests in the order of their scripted times."""
         with self._turns.running(requests) as call:
-            self._wait(call, 0.0)
-            begun, version, left = self._now(), self._version, self._sessions(requests, sampling)
-            due = {position: begun + max(each.seconds for each in left[position]) for position in left}
+            begun, sessions = self._moment(), self._sessions(requests, sampling)
+            due = {position: begun.time + max(each.seconds for each in sessions[position]) for position in sessions}
             while due:
-                self._wait(call, min(due.values()))
-                now = self._now()
-                ended = [p for p, moment in due.items() if moment <= now or requests[p].name in call.aborted]
+                now = math.nan if self._turns.stopped else self._now()
+                ended = [p for p, time in due.items() if time <= now or requests[p].name in call.aborted]
+                if not ended:
+                    self._wait(call, min(due.values()))
                 for position in sorted(ended, key=due.__getitem__):
                     del due[position]
-                    results = (self._result(each, begun, now, version, sampling) for each in left[position])
+                    results = (self._result(each, begun, sampling) for each in sessions[position])
                     yield [Finished(position, list(results))]
 
     def _wait(self, call: Running, until: float) -> None:
@@ -132,19 +143,17 @@ class FakeEngine:
             self._asked.add(request.seeds[0])
         return found
 
-    def _result(
-        self, session: Session, begun: float, now: float, version: int, sampling: Sampling
-    ) -> Completion | Exception:
-        if begun + session.seconds > now:
+    def _result(self, session: Session, begun: _Moment, sampling: Sampling) -> Completion | Exception:
+        if begun.time + session.seconds > self._now():
             return Aborted("the script had not come to its end")
         if session.text is None:
             return RuntimeError("the script says that this session fails")
         ids = np.array([*self._tokens(session.text), END][: sampling.max_tokens], dtype=np.int64)
         log_probs = np.full(len(ids), -np.log(self._vocabulary), dtype=np.float32)
-        made = begun + session.seconds * np.arange(1, len(ids) + 1) / len(ids)
-        versions = np.full(len(ids), version)
-        for moment, newer in self._updates[bisect_left(self._updates, (begun, 0)) :]:
-            versions[made > moment] = np.maximum(newer, versions[made > moment])
+        made = begun.time + session.seconds * np.arange(1, len(ids) + 1) / len(ids)
+        versions = np.full(len(ids), begun.version)
+        for moment, version in self._updates[begun.num_updates :]:
+            versions[(made > moment) | (begun.time >= moment)] = version
         written = session.text.encode()[: sampling.max_tokens].decode(errors="ignore")
         return Completion(ids, log_probs, versions, written, "stop" if ids[-1] == END else "length")
 

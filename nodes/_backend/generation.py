@@ -124,9 +124,9 @@ class TransformersEngine:
         try:
             while len(drawn.active):
                 ended = drawn.abort(call.aborted)
-                with self._turns.turn(call) as granted:
-                    if granted and len(drawn.active):
-                        ended += self._draw(reader, drawn, sampling)
+                if not ended:
+                    with self._turns.turn(call) as granted:
+                        ended = self._draw(reader, drawn, sampling) if granted else []
                 yield [Finished(wave[request], drawn.sessions(request, self._decode)) for request in ended]
         finally:
             self._readers.discard(reader)

@@ -56,16 +56,22 @@ class Reader:
     @torch.inference_mode()
     def _prefill(self) -> tuple[Prefix, Array]:
         """Read what the active sessions consist of so far."""
-        active = self._drawn.active
-        seen = np.column_stack([self._drawn.request[active], self._drawn.ids[active, : self._drawn.num_drawn]])
-        distinct, branch = np.unique(seen, axis=0, return_inverse=True)
-        branches = Jagged.of([np.concatenate([self._prompts[row[0]], row[1:]]) for row in distinct], np.int64)
+        request, ids = self._drawn.request[self._drawn.active], self._drawn.so_far
+        branch = request
+        for column in ids.T:
+            branch = np.unique(branch * (ids.max() + 1) + column, return_inverse=True)[1]
+        _, first, branch = np.unique(branch, return_index=True, return_inverse=True)
+        read = [np.concatenate([self._prompts[request[session]], ids[session]]) for session in first]
+        return self._forward(*self._padded(Jagged.of(read, np.int64)), None), branch
+
+    def _padded(self, branches: Jagged) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, positions and mask, each (B, longest), on the model's device."""
         width = int(branches.lengths.max())
         mask = torch.from_numpy(np.arange(width) >= width - branches.lengths[:, None]).to(self._device)
         ids = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
         ids[mask] = torch.from_numpy(branches.values).to(self._device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        return self._forward(ids, positions, mask.long(), None), branch.reshape(-1)
+        return ids, positions, mask.long()
 
     @torch.inference_mode()
     def _extend(self, prefix: Prefix, branch: Array, ids: Array) -> tuple[Prefix, Array]:

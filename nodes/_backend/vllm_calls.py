@@ -118,8 +118,8 @@ class Calls:
 
     async def _submit(self, call: Call, position: int, request: Request) -> asyncio.Task[None] | None:
         own = f"r{next(self._names)}"
-        params = params_of(request, call.sampling, self._max_length, self._end_tokens)
         try:
+            params = params_of(request, call.sampling, self._max_length, self._end_tokens)
             collector = await self._llm.add_request(own, tokens_input(list(request.prompt)), params)
         except EngineDeadError:
             raise
