@@ -7,7 +7,7 @@ the place of its completion, and the others go on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,12 @@ class Request:
     seeds: Sequence[int]
     """One for each session, in a row of consecutive numbers (`seed_of`): a session's tokens depend on its own seed
     alone, not on who shares the batch."""
+    name: str = ""
+    """By which `Engine.abort` knows it."""
+
+
+class Aborted(Exception):
+    """In the place of a completion: the session was ended before it had finished."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +92,22 @@ class Engine(Protocol):
         """Token ids of each prompt, as the model expects a user's turn, or the messages of a chat."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
-        """Requests as they finish, several at a time where they finish together."""
+        """Requests as they finish, several at a time where they finish together.
+
+        Several threads may call it at once. While the engine sleeps or takes new weights it waits: of a request that
+        has begun, the tokens stay as they are, and what comes after them is computed from the new weights alone.
+        """
+
+    def abort(self, names: Collection[str]) -> None:
+        """End the requests of these names that are being generated: what is unfinished of them becomes `Aborted`."""
 
     def wants(self) -> Wanted:
         """What the sender of weights must know."""
 
     def begin_update(self, update: Update) -> None:
-        """New weights are coming; until `finish_update` nothing is generated. Raises `WeightsError` if they cannot fit.
+        """New weights are coming; until `finish_update` nothing is generated, between two tokens of what is under way.
+
+        Raises `WeightsError` if they cannot fit.
 
         An engine that sleeps takes back the memory that it needs for them.
         """
@@ -107,7 +122,7 @@ class Engine(Protocol):
         """Version of the weights in use."""
 
     def sleep(self) -> None:
-        """Leave the device's memory to others until `wake`; nothing is generated meanwhile."""
+        """Leave the device's memory to others until `wake`; nothing is generated meanwhile, and no request is lost."""
 
     def wake(self) -> None:
         """Be ready again, with the weights of the last update."""
@@ -116,25 +131,10 @@ class Engine(Protocol):
         """End the processes that the engine started."""
 
 
-class Idle:
-    """What an engine without processes or memory of its own does about them: nothing."""
-
-    def sleep(self) -> None:
-        """Nothing to give."""
-
-    def wake(self) -> None:
-        """Nothing to take back."""
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-def require_ready(updating: bool, asleep: bool = False) -> None:
-    """Raises where an engine would generate with weights of which only a part has come, or with none."""
-    if updating:
+def require_whole(broken: bool) -> None:
+    """Raises where an engine would generate with weights of which only a part has come, and no more will."""
+    if broken:
         raise RuntimeError("the engine holds only a part of its new weights: the last update has not ended")
-    if asleep:
-        raise RuntimeError("the engine sleeps: it must wake before it generates")
 
 
 def refusal(position: int, request: Request, max_length: int) -> Finished | None:

@@ -8,7 +8,8 @@ from typing import Any
 from flowrl.node import Context
 from flowrl.nodes._backend.chat import ChatFormat
 from flowrl.nodes._backend.engine import Engine, engines_of
-from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.fake import FakeEngine
+from flowrl.nodes._backend.script import Script
 
 MAX_SEQUENCES = 512
 """Sessions that the transformers engine generates at a time, where nobody says how many."""

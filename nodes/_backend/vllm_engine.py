@@ -2,30 +2,30 @@
 
 Token ids go in and come out. AsyncLLM lives on an event loop in a thread; the worker's calls are carried there. While
 nothing generates the scheduler is paused, so that all requests of a call are there before the first is scheduled: what
-is batched with what, and with it the last bits of every logit, then follows from the requests alone.
+is batched with what, and with it the last bits of every logit, then follows from the requests alone. Further calls join
+the one that runs. Sleep and updates pause the scheduler too, and keep what it has.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import queue
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from flowrl.model import ModelSpec
 from flowrl.nodes._backend.chat import ChatFormat, Prompt, encode_prompts
-from flowrl.nodes._backend.engine import Finished, Request, Sampling, Wanted, refusal, require_ready
+from flowrl.nodes._backend.engine import Finished, Request, Sampling, Wanted, refusal, require_whole
 from flowrl.nodes._backend.models import end_tokens, load_tokenizer
+from flowrl.nodes._backend.turns import UPDATING
+from flowrl.nodes._backend.vllm_calls import Call, Calls, Scheduler
 from flowrl.nodes._backend.vllm_processes import forget_shared_memory, in_environment, while_alive
-from flowrl.nodes._backend.vllm_requests import params_of, session_of
+from flowrl.nodes._backend.vllm_requests import session_of
 from flowrl.nodes._backend.vllm_sync import VllmUpdate
 from flowrl.nodes._backend.weights import Bucket, Update
 
@@ -42,7 +42,6 @@ class VllmEngine:
     ) -> None:
         """`arguments` are those of vLLM's `AsyncEngineArgs`; `environment` is that of its processes."""
         self._tokenizer, self._chat = load_tokenizer(spec), chat
-        self._names = itertools.count()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
         with in_environment(environment):
@@ -53,8 +52,10 @@ class VllmEngine:
         self._max_length = int(config.max_model_len)
         ends = (getattr(config.hf_text_config, "eos_token_id", None), self._tokenizer.eos_token_id)
         self._end_tokens = end_tokens(config.try_get_generation_config().get("eos_token_id"), *ends)
-        self._update, self._version, self._asleep = VllmUpdate(self._llm, self._ask), 0, False
-        self._paused = self._soon(self._pause())
+        self._update, self._version, self._broken = VllmUpdate(self._llm, self._ask), 0, False
+        self._scheduler = Scheduler(self._llm)
+        self._calls = Calls(self._llm, self._scheduler, self._max_length, self._end_tokens)
+        self._soon(self._scheduler.settle())
 
     def version(self) -> int:
         """Version of the weights in use; 0 before the first update."""
@@ -66,27 +67,25 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests as they finish; those that end while the last ones are looked at come together."""
-        self._update.require_whole()
-        require_ready(updating=False, asleep=self._asleep)
+        require_whole(self._broken)
         refused = [refusal(position, request, self._max_length) for position, request in enumerate(requests)]
         if any(refused):
             yield [each for each in refused if each is not None]
         todo = {position: requests[position] for position, each in enumerate(refused) if each is None}
-        done: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
         if not todo:
             return
-        ended = threading.Event()
-        work = self._soon(self._generate(dict(todo), sampling, done, ended))
+        call = Call(dict(todo), sampling)
+        work = self._soon(self._calls.run(call))
         try:
             while todo:
-                news = [done.get()]
-                while not done.empty():
-                    news.append(done.get())
+                news = [call.done.get()]
+                while not call.done.empty():
+                    news.append(call.done.get())
                 yield [self._finished(each, todo) for each in news]
         finally:
             if todo:  # nobody waits for the others any more
                 work.cancel()
-            ended.wait(END_SECONDS)  # it pauses the scheduler at its end, which must not fall into the next call
+            call.ended.wait(END_SECONDS)  # what was broken off must not run beside the next call
 
     def wants(self) -> Wanted:
         """The type of the model's weights, and the ways to its processes."""
@@ -94,28 +93,43 @@ class VllmEngine:
 
     def begin_update(self, update: Update) -> None:
         """New weights are coming; of one that sleeps, their memory wakes."""
-        self._update.begin(update)
+        self._ask(self._scheduler.stop(UPDATING))
+        with self._whole_or_broken():
+            self._update.begin(update)
 
     def load_bucket(self, bucket: Bucket) -> None:
         """Take some of them."""
-        self._update.load(bucket)
+        with self._whole_or_broken():
+            self._update.load(bucket)
 
     def finish_update(self, version: int) -> None:
         """Generate with them from now on; what the old ones had computed is forgotten."""
-        self._update.finish(version)
-        self._version = version
+        with self._whole_or_broken():
+            self._update.finish(version)
+        self._version, self._broken = version, False
+        self._ask(self._scheduler.go(UPDATING))
+
+    @contextmanager
+    def _whole_or_broken(self) -> Iterator[None]:
+        """A part of an update: what goes wrong in it ends every call, unless the old weights are still there."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = not self._update.is_whole
+            self.call(self._calls.fail(error) if self._broken else self._scheduler.go(UPDATING))
+            raise
 
     def sleep(self) -> None:
         """Give the device's memory back: the weights go to the host, keys and values are dropped."""
-        if self._can_sleep and not self._asleep:
-            self._ask(self._llm.sleep(level=1, mode="keep"))
-            self._asleep = True
+        self._ask(self._scheduler.sleep(self._can_sleep))
 
     def wake(self) -> None:
         """Take the memory again, with the weights that it had or was given since."""
-        if self._asleep:
-            self._ask(self._llm.wake_up())
-            self._asleep = False
+        self._ask(self._scheduler.wake())
+
+    def abort(self, names: Collection[str]) -> None:
+        """End requests, whether they run, wait for room, or are being submitted."""
+        self.call(self._calls.abort(names))
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -133,44 +147,10 @@ class VllmEngine:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        await asyncio.wait([asyncio.wrap_future(self._paused)], timeout=1.0)
+        await asyncio.wait([asyncio.create_task(self._scheduler.settle())], timeout=1.0)
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # it would take the end of the processes for their death
         self._llm.shutdown(timeout=0)  # an orderly end takes vLLM six seconds, and there is nothing to save
-
-    async def _pause(self) -> None:
-        await while_alive(self._llm, self._llm.pause_generation(mode="keep", clear_cache=False))
-
-    async def _generate(
-        self, todo: Mapping[int, Request], sampling: Sampling, done: queue.SimpleQueue[Any], ended: threading.Event
-    ) -> None:
-        """Submit all requests, then let them run; what becomes of each goes to `done`."""
-        running: list[asyncio.Task[None]] = []
-        submitted: list[str] = []
-        try:
-            await asyncio.wrap_future(self._paused)
-            for position, request in todo.items():
-                name = f"r{next(self._names)}"
-                try:
-                    prompt = tokens_input(list(request.prompt))
-                    collector = await self._llm.add_request(
-                        name, prompt, params_of(request, sampling, self._max_length, self._end_tokens)
-                    )
-                except EngineDeadError:
-                    raise
-                except Exception as error:  # of this request: it does not fit, or holds what is no token
-                    done.put((position, error))
-                    continue
-                submitted.append(name)
-                running.append(asyncio.create_task(_result(position, collector, done)))
-            await while_alive(self._llm, self._llm.resume_generation())
-            await asyncio.gather(*running)
-        except BaseException as error:
-            done.put(error)
-            await self._llm.abort(submitted)
-        finally:
-            self._paused = self._soon(self._pause())
-            ended.set()
 
     def _finished(self, news: tuple[int, Any] | BaseException, todo: dict[int, Request]) -> Finished:
         if isinstance(news, BaseException):
@@ -188,13 +168,3 @@ class VllmEngine:
 
 async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
     return AsyncLLM.from_engine_args(arguments)
-
-
-async def _result(position: int, collector: Any, done: queue.SimpleQueue[Any]) -> None:
-    """Wait for the sessions of one request."""
-    try:
-        done.put((position, (await collector.get()).outputs))
-    except EngineDeadError:
-        raise
-    except Exception as error:
-        done.put((position, error))

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
-from flowrl.nodes._backend.engine import Completion, Request, Sampling
+from flowrl.nodes._backend.engine import Aborted, Completion, Request, Sampling
 from flowrl.rows import Array
 
 FIRST_VERSION = "default"
@@ -39,6 +39,8 @@ def params_of(request: Request, sampling: Sampling, max_length: int, end_tokens:
 
 def session_of(output: CompletionOutput, text: str) -> Completion | Exception:
     """One session; log-probabilities that are not there, or are no numbers, make it a failed one."""
+    if output.finish_reason == "abort":
+        return Aborted(f"after {len(output.token_ids)} tokens")
     ids = np.array(output.token_ids, dtype=np.int64)
     try:
         return Completion(

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from flowrl.nodes._backend.engine import Wanted, require_ready
+from flowrl.nodes._backend.engine import Wanted
 from flowrl.nodes._backend.transport import this_process
 from flowrl.nodes._backend.weights import Bucket, Update, WeightsError, name_of, tensor_of
 
@@ -50,9 +50,10 @@ class VllmUpdate:
         name = f"{this_process()}/{id(self)}"
         return Wanted(name_of(config.model_config.dtype), transports, config.parallel_config.world_size, name)
 
-    def require_whole(self) -> None:
-        """Raises where the model has got only a part of its new weights."""
-        require_ready(updating=self._left is not None)
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has all its weights, the old ones or the new ones."""
+        return self._left is None
 
     def begin(self, update: Update) -> None:
         """Open the way if it is not open, and let the model take itself apart."""
@@ -90,8 +91,9 @@ class VllmUpdate:
         if self._left:
             raise WeightsError(f"the weight '{min(self._left)}' was announced, but has not come")
         self._do(self._llm.finish_weight_update(weight_version=str(version)))
-        if not self._call(self._llm.reset_prefix_cache()):
-            raise RuntimeError("vLLM did not reset its prefix cache after the sync: requests are still running")
+        # What runs is preempted: the keys and values of its tokens are those of the old weights.
+        if not self._call(self._llm.reset_prefix_cache(reset_running_requests=True)):
+            raise RuntimeError("vLLM did not reset its prefix cache after the sync")
         found = self._call(self._llm.get_weight_version())
         if found != str(version):
             raise RuntimeError(f"after the sync vLLM has weights of version {found}, not {version}")

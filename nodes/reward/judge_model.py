@@ -15,9 +15,9 @@ from flowrl.nodes._backend.answers import scored
 from flowrl.nodes._backend.chat import ChatFormat
 from flowrl.nodes._backend.engine import Engine, Request, Sampling, seed_of
 from flowrl.nodes._backend.engines import close_engines, engine_for
-from flowrl.nodes._backend.fake import Script
 from flowrl.nodes._backend.judge import Judging
 from flowrl.nodes._backend.rollouts import encoded
+from flowrl.nodes._backend.script import Script
 from flowrl.nodes._backend.vllm_options import refuse_unknown
 
 SMALLEST_TEMPERATURE = 1e-3

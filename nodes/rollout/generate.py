@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -13,10 +13,11 @@ from flowrl.metrics import failure
 from flowrl.model import ModelSpec, SettingError
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.chat import ChatFormat, encode_prompts
-from flowrl.nodes._backend.engine import Completion, Engine, Finished, Request, Sampling, seed_of
+from flowrl.nodes._backend.engine import Aborted, Completion, Engine, Finished, Request, Sampling, seed_of
 from flowrl.nodes._backend.engines import close_engines, engine_for
-from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.fake import FakeEngine
 from flowrl.nodes._backend.rollouts import encoded, report
+from flowrl.nodes._backend.script import Script
 from flowrl.nodes._backend.vllm_options import VLLM_MAX_TEMPERATURE, refuse_unknown
 from flowrl.rows import Rows
 
@@ -120,6 +121,11 @@ class Generate(Node):
         if self._engine is not None:
             self._engine.wake()
 
+    def abort(self, uids: Collection[str]) -> None:
+        """Let the engine end these groups."""
+        if self._engine is not None:
+            self._engine.abort(uids)
+
     def run(self, prompt: Prompt[Json]) -> Iterator[Out]:
         assert self._engine is not None, "setup comes before run, and only the first worker of a copy runs"
         rows, requests = self._requests(self._engine, prompt)
@@ -137,7 +143,7 @@ class Generate(Node):
                 failure([f"{uid}_{session}_0" for session in sessions], ids)
             else:
                 kept.append(index)
-                requests.append(Request(ids, [seed_of(self._context.seed, uid, session) for session in sessions]))
+                requests.append(Request(ids, [seed_of(self._context.seed, uid, session) for session in sessions], uid))
         return prompt.rows.take_groups(np.array(kept, dtype=np.int64))[0], requests
 
     def _block(self, prompts: Rows, requests: Sequence[Request], finished: Sequence[Finished]) -> Out:
@@ -146,6 +152,8 @@ class Generate(Node):
         done: list[Completion] = []
         for group, each in enumerate(finished):
             for session, result in enumerate(each.sessions):
+                if isinstance(result, Aborted):
+                    continue  # whoever asked for it knows
                 if isinstance(result, Exception):
                     failure([f"{prompts.uids[each.request]}_{session}_0"], result)
                 else:
@@ -153,7 +161,7 @@ class Generate(Node):
                     sessions.append(session)
                     done.append(result)
         planned = prompts.planned[[each.request for each in finished]]
-        # A failed session has settled too: nobody waits for it.
+        # A failed or aborted session has settled too: nobody waits for it.
         rows = Rows([prompts.uids[e.request] for e in finished], groups, sessions, planned=planned, settled=planned)
         response_ids = Token[int].of(rows, [each.ids for each in done], "int")
         prompt_ids = PromptToken[int].of(rows, [requests[each.request].prompt for each in finished])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -259,8 +263,7 @@ def test_an_engine_sleeps_while_a_model_computes_on_its_worker_and_wakes_to_gene
     worker = colocated(num_rollouts=2)
     assert versions(worker) == {0}
     list(worker.blocks(Call("p", 1, ("a", "b")), (responses(),)))
-    with pytest.raises(RuntimeError, match="sleeps"):
-        next(engine_of(worker).generate([], None))
+    assert engine_of(worker)._turns.stopped == {"asleep"}
     assert versions(worker, "r1") == {0}, "a skipped sync leaves the weights of the last one"
     assert versions(worker) == {0}
 
@@ -289,9 +292,68 @@ def test_an_engine_that_was_synced_in_its_sleep_wakes_with_the_new_weights() -> 
         assert versions(worker) == {version}
 
 
-def test_a_call_on_an_engine_with_a_part_of_its_weights_fails() -> None:
-    worker = colocated()
+def served(worker: Worker, call: Call) -> Future[list[tuple[Receipt, list[Any]]]]:
+    """Run a call in a thread of its own."""
+    found = Future[list[tuple[Receipt, list[Any]]]]()
+    Thread(target=lambda: found.set_result(list(worker.blocks(call, (prompts(),)))), daemon=True).start()
+    return found
+
+
+def serving(on_error: str = "fail", **script: Any) -> Worker:
+    rollout = library("r", "rollout.generate", engine="fake", max_tokens=9, script=script)
+    return worker_of(
+        replace(rollout, on_error=on_error), stub("p", "Read", model="policy"), library("s", "sync.weights")
+    )
+
+
+def test_a_call_waits_for_the_end_of_an_update() -> None:
+    worker = serving()
     worker.receive("s", Bucket({}, {}, begins=Update({})), 1)
-    ((receipt, _),) = worker.blocks(Call("r0", 1, UIDS), (prompts(),))
-    assert receipt.failed
-    assert "only a part of its new weights" in receipt.failures[-1].error
+    call = served(worker, Call("r", 1, UIDS, serves=True))
+    time.sleep(0.1)
+    assert not call.done()
+    worker.receive("s", Bucket({}, {}, ends=True), 1)
+    ((receipt, _),) = call.result(20)
+    assert receipt.oldest == dict.fromkeys(UIDS, 1)
+
+
+def test_calls_that_serve_keep_their_own_outputs_metrics_and_failures() -> None:
+    worker = serving("drop", texts=["12", None], seconds=[0.1, 0.15, 0.2])
+    uids = [UIDS[:2], UIDS[2:], UIDS[1:2]]
+    calls = [served(worker, Call("r", 1, some, block_groups=1, serves=True)) for some in uids]
+    for call, some in zip(calls, uids, strict=True):
+        found = call.result(20)
+        assert sorted(uid for receipt, _ in found for uid in receipt.settled) == sorted(some)
+        assert sorted(name for _, (whole, *_) in found for name in whole.rows.names()) == [f"{uid}_0_0" for uid in some]
+        assert sum(part.total for r, _ in found for part in r.metrics if part.name == "rollout/tokens") == 3 * len(some)
+        assert sorted(row for r, _ in found for failure in r.failures for row in failure.rows) == [
+            f"{uid}_1_0" for uid in some
+        ]
+
+
+def test_a_pause_keeps_what_is_served_and_lets_what_trains_run() -> None:
+    worker = serving(texts=["12345678"], tokens_per_second=30.0)
+    call = served(worker, Call("r", 1, UIDS, serves=True))
+    time.sleep(0.1)
+    worker.pause()
+    ((receipt, _),) = worker.blocks(Call("p", 1, ("a", "b")), (responses(),))
+    assert not receipt.failed and engine_of(worker)._turns.stopped == {"asleep"}
+    later = served(worker, Call("r", 2, UIDS, serves=True))
+    update(worker, 7)
+    time.sleep(0.4)
+    assert not call.done() and not later.done()
+    worker.resume()
+    ((receipt, (whole, *_)),) = call.result(20)
+    assert receipt.oldest == dict.fromkeys(UIDS, 0)
+    assert set(whole.columns["policy_version"].values.tolist()) == {0, 7}
+    ((receipt, _),) = later.result(20)
+    assert receipt.oldest == dict.fromkeys(UIDS, 7)
+
+
+def test_aborted_groups_settle_without_rows_and_are_no_failures() -> None:
+    worker = serving(stall=1.0)
+    call = served(worker, Call("r", 1, UIDS, serves=True))
+    time.sleep(0.1)
+    worker.abort("r", UIDS)
+    ((receipt, _),) = call.result(20)
+    assert (receipt.settled, len(receipt.rows), receipt.failures, receipt.oldest) == (UIDS, 0, (), {})

@@ -11,7 +11,8 @@ from flowrl.metrics import collect
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import engines_of
-from flowrl.nodes._backend.fake import FakeEngine, Script
+from flowrl.nodes._backend.fake import FakeEngine
+from flowrl.nodes._backend.script import Script
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 

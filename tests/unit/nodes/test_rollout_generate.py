@@ -16,9 +16,10 @@ from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.chat import ChatFormat
 from flowrl.nodes._backend.engine import Request, Sampling
-from flowrl.nodes._backend.generation import TransformersEngine, sample
+from flowrl.nodes._backend.generation import TransformersEngine
 from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.models import end_tokens, frozen_model
+from flowrl.nodes._backend.prefix import sample
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.rows import Rows
 

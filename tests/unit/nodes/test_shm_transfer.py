@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from flowrl.model import LoraSpec, ModelSpec
 from flowrl.model_files import ASSETS
 from flowrl.node import Context
 from flowrl.nodes._backend.chat import ChatFormat
-from flowrl.nodes._backend.engine import Completion, Request, Sampling
+from flowrl.nodes._backend.engine import Aborted, Completion, Request, Sampling
 from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.lora import training_model
 from flowrl.nodes._backend.models import load_model
@@ -289,3 +291,76 @@ def test_tied_weights_and_another_type(dtype: str, tmp_path: Path) -> None:
         sync(engine, buckets(trained, dtype, 1 << 30, verify=True), 3)
     finally:
         engine.close()
+
+
+HOT = Sampling(48, 2.0)
+"""Responses of many lengths, up to the budget."""
+
+
+def served(engine: VllmEngine, first: int, results: dict[int, list[Any]]) -> threading.Thread:
+    """A call in a thread of its own: eight prompts of eight sessions."""
+    seeds = [range(first + 8 * position, first + 8 * position + 8) for position in range(8)]
+    requests = [Request(PROMPTS[position], seeds[position], f"u{first}_{position}") for position in range(8)]
+
+    def run() -> None:
+        found = {each.request: each.sessions for block in engine.generate(requests, HOT) for each in block}
+        results[first] = [session for position in range(len(PROMPTS)) for session in found[position]]
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_two_calls_over_two_updates_and_a_sleep_lose_nothing_and_each_span_has_its_log_probabilities(
+    engine: VllmEngine,
+) -> None:
+    models = [changed(load_model(ModelSpec(path="arith-tiny")), seed) for seed in (1, 2, 3)]
+    sync(engine, buckets(models[0], "float32", 1 << 30), 31)
+    results: dict[int, list[Any]] = {}
+    threads = [served(engine, 0, results), served(engine, 1000, results)]
+    time.sleep(0.05)
+    sync(engine, buckets(models[1], "float32", 1 << 30), 32)
+    time.sleep(0.05)
+    engine.sleep()
+    threads.append(served(engine, 2000, results))
+    time.sleep(0.2)
+    sync(engine, buckets(models[2], "float32", 1 << 30), 33)
+    time.sleep(0.1)
+    assert 2000 not in results, "it sleeps"
+    engine.wake()
+    for thread in threads:
+        thread.join(60)
+    done: list[Completion] = [session for first in (0, 1000, 2000) for session in results[first]]
+    assert len(done) == 192 and all(isinstance(session, Completion) for session in done)
+    spans = {tuple(np.unique(session.versions).tolist()) for session in done}
+    assert (31, 32, 33) in spans, spans
+    assert all((np.diff(session.versions) >= 0).all() for session in done)
+    assert all((session.versions == 33).all() for session in results[2000])
+    assert max(len(session.ids) for session in done) == HOT.max_tokens, "of all spans together"
+    prompts = Jagged.of([prompt for _ in range(3) for prompt in PROMPTS for _ in range(8)], np.int64)
+    responses = Jagged.of([session.ids for session in done], np.int64)
+    versions = np.concatenate([session.versions for session in done])
+    log_probs = np.concatenate([session.log_probs for session in done])
+    for version, model in zip((31, 32, 33), models, strict=True):
+        expected, _ = token_log_probs(model, prompts, responses, HOT.temperature)
+        difference = np.abs(expected.detach().numpy() - log_probs)
+        here = versions == version
+        assert difference[here].mean() < 1e-5 and difference[here].max() < 1e-3
+        assert difference[~here].mean() > 0.01, "other weights have others"
+
+
+def test_aborted_requests_end_alone_also_while_the_engine_sleeps(engine: VllmEngine) -> None:
+    results: dict[int, list[Any]] = {}
+    thread = served(engine, 0, results)
+    time.sleep(0.05)
+    engine.sleep()
+    later = served(engine, 3000, results)
+    time.sleep(0.1)
+    engine.abort(["u0_1", *(f"u3000_{position}" for position in range(8))])
+    later.join(30)
+    assert all(isinstance(session, Aborted) for session in results[3000])
+    engine.wake()
+    thread.join(30)
+    kinds = [{type(session) for session in results[0][8 * p : 8 * p + 8]} for p in range(8)]
+    assert Aborted in kinds[1] and all(kind == {Completion} for p, kind in enumerate(kinds) if p != 1)
+    assert len(answers(engine)) == len(PROMPTS)

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Request, Sampling, Wanted, engines_of
-from flowrl.nodes._backend.fake import FakeEngine, Script
 from flowrl.nodes._backend.loading import Loading
 from flowrl.nodes._backend.models import load_model
 from flowrl.nodes._backend.trainer import trainer_of
@@ -218,21 +218,15 @@ def test_an_engine_with_a_part_of_its_weights_generates_nothing(engine: Any, con
     sync.receive(first, 1)
     (made,) = engines_of(context).values()
     requests, sampling = [Request([3, 4], [0])], Sampling(2, 1.0)
-    with pytest.raises(RuntimeError, match="only a part of its new weights"):
-        list(made.generate(requests, sampling))
-    assert made.version() == 0
+    found: list[int] = []
+    thread = Thread(target=lambda: found.append(sum(map(len, made.generate(requests, sampling)))), daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert not found and made.version() == 0
     for part in others:
         sync.receive(part, 1)
-    assert sum(map(len, made.generate(requests, sampling))) == 1
-
-
-def test_an_engine_that_sleeps_generates_nothing() -> None:
-    engine = FakeEngine(Script())
-    engine.sleep()
-    with pytest.raises(RuntimeError, match="sleeps"):
-        next(engine.generate([Request([3], [0])], Sampling(2, 1.0)))
-    engine.wake()
-    assert next(engine.generate([Request([3], [0])], Sampling(2, 1.0)))
+    thread.join(20)
+    assert found == [1]
 
 
 def test_an_engine_that_keeps_its_old_version_is_an_error(

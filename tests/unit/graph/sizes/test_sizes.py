@@ -27,8 +27,8 @@ from flowrl.graph.sizes.measure import field_bytes, field_sizes, lengths_of, mea
 from flowrl.graph.sizes.memory import GIB, LOGIT_BYTES, LOGIT_BYTES_OF_SAMPLING, SCORES_AT_A_TIME, logits
 from flowrl.model import ModelSpec
 from flowrl.nodes._backend.chunked import Scoring, head_log_probs
-from flowrl.nodes._backend.generation import sample
 from flowrl.nodes._backend.logprob import token_log_probs
+from flowrl.nodes._backend.prefix import sample
 from flowrl.partition import Prompts, plan_micro_batches
 from flowrl.pipeline import load
 from flowrl.rows import Jagged, Rows
