@@ -27,6 +27,13 @@ class Updating(ModelNode):
 
         self._context, self._trainer = context, trainer_of(context)
 
+    def begin(self) -> None:
+        """Have the newest weights to update; those of the cycle's start are kept for the readers of its next batch."""
+        self._changed = False
+        self._trainer.cycle_start.show(False)
+        if self._context.updates_per_sync > 1 and self._context.cycle is not None:
+            self._trainer.cycle_start.keep(self._context.cycle)
+
     def changed(self) -> bool:
         return self._changed
 

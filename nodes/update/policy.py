@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class Policy(Updating):
     """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
+
+    corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
 
     minibatch: int = Field(ge=1)
     """Prompts of one optimizer step."""
@@ -49,6 +51,8 @@ class Policy(Updating):
     """How the losses of tokens become one number."""
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
+    uncorrected_staleness: int = Field(2, ge=0)
+    """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
@@ -61,6 +65,9 @@ class Policy(Updating):
 
     def needs(self) -> dict[str, bool]:
         return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
+
+    def max_staleness(self) -> float:
+        return self.uncorrected_staleness
 
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         num_steps = self.epochs * -(-num_prompts // self.minibatch)
@@ -85,20 +92,27 @@ class Policy(Updating):
         ref_log_probs: Token[float] | None = None,
         rollout_log_probs: Token[float] | None = None,
         max_tokens: Step[int] | None = None,
+        importance_weights: Token[float] | None = None,
+        corrected_mask: Token[bool] | None = None,
+        policy_version: Token[int] | None = None,
     ) -> None:
         from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.mismatch import report_versions
         from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
         if refusal:
             raise ValueError(refusal)
-        columns = {"advantages": advantages, "old_log_probs": old_log_probs}
-        columns |= {"ref_log_probs": ref_log_probs, "rollout_log_probs": rollout_log_probs}
+        mask = loss_mask if corrected_mask is None else loss_mask & corrected_mask
+        if policy_version is not None and self._context.rank == 0:
+            report_versions(policy_version.jagged, mask.values)
+        columns = {"advantages": advantages, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
+        columns |= {"rollout_log_probs": rollout_log_probs, "importance_weights": importance_weights}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
-        masked = {"loss_mask": loss_mask.cast("bool").jagged, **floats}
+        masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
-        self._changed = False
+        self.begin()
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
@@ -157,10 +171,11 @@ class Policy(Updating):
 
         log_probs, entropy = within(mask, log_probs), within(mask, entropy)
         anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
-        low, high, dual = self.clip_low, self.clip_high, self.dual_clip
         policy, clipped = policy_loss(
-            log_probs, anchor, column("advantages"), clip_low=low, clip_high=high, dual_clip=dual
-        )
+            log_probs, anchor, column("advantages"),
+            clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
+            importance_weights=column("importance_weights") if "importance_weights" in part.columns else None,
+        )  # fmt: skip
         loss = pg_loss = total(policy)
         num_tokens = float(mask.sum())
         if self.kl_coef > 0:
