@@ -74,6 +74,16 @@ def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
     assert metrics["staleness/max"] == 2
 
 
+def test_staleness_is_that_of_the_trained_tokens_where_the_update_reads_their_versions() -> None:
+    tally = Tally(3, version=9)
+    started = (Metric("rollout/policy_version/mean", 36.0, 4, "mean"), Metric("rollout/policy_version/min", 9, 1, "min"))
+    trained = (Metric("actor/policy_version/mean", 15.0, 2, "mean"), Metric("actor/policy_version/min", 7, 1, "min"))
+    tally.add(receipt("update", 1, 2, metrics=trained))
+    tally.add(receipt("rollout", 0, 1, metrics=started))
+    metrics = tally.metrics()
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 2)
+
+
 @pytest.mark.parametrize("name", ["time/step", "time/a", "step", "rows/failed", "throughput/tokens_per_s"])
 def test_a_node_that_reports_a_metric_of_the_engines_ends_the_run(tally: Tally, name: str) -> None:
     metrics = (Metric(name, 1.0, 1.0, "mean"), Metric("rollout/tokens", 1, 1, "sum"))
