@@ -1,8 +1,8 @@
 """Correction for responses that another policy has written than the one that the update starts from.
 
 The engine wrote token t with probability mu(t): under older weights, or under the same ones with other rounding. The
-update's anchor is pi_old(t), the policy at the start of its cycle. With d(t) = log pi_old(t) - log mu(t) over the tokens
-that the model wrote (`response_mask`), the ratio of the two is
+update's anchor is pi_old(t), the policy at the start of its cycle. With d(t) = log pi_old(t) - log mu(t) over the
+tokens that the model wrote (`response_mask`), the ratio of the two is
 
     token      exp(d(t))                  of each token alone
     sequence   exp(sum of d over a row)   of the whole trajectory, the same for all its tokens
@@ -79,7 +79,8 @@ class RolloutCorrection(Node):
         mask, row = response_mask.values, response_mask.jagged.row
         for name, column in (("old_log_probs", old_log_probs), ("rollout_log_probs", rollout_log_probs)):
             if len(broken := np.flatnonzero(mask & ~np.isfinite(column.values))):
-                raise ValueError(f"{name} of {response_mask.rows.names()[row[broken[0]]]} has a value that is not finite")
+                where = response_mask.rows.names()[row[broken[0]]]
+                raise ValueError(f"{name} of {where} has a value that is not finite")
         difference = old_log_probs.values.astype(np.float64) - rollout_log_probs.values
         difference = np.where(mask, difference, 0.0)
         ratio, kept = np.ones(len(mask)), mask.copy()
@@ -113,16 +114,16 @@ class RolloutCorrection(Node):
 
 
 def ratios(difference: Array, row: Array, mask: Array, level: Level) -> Array:
-    """How much likelier the trainer makes each token (T,), alone or with its row; of a log ratio that is 0 off the mask.
+    """How much likelier the trainer makes each token (T,), alone or with its row.
 
-    `row` (T,) names the row of each token.
+    `difference` (T,) are log ratios, 0 outside of the mask; `row` (T,) names the row of each token.
     """
     if level != "token":
         total = np.bincount(row, difference)
-        if level == "geometric":
-            total /= np.maximum(np.bincount(row, mask), 1)
-        difference = total[row]
-    return np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        mean = total / np.maximum(np.bincount(row, mask), 1)
+        difference = (mean if level == "geometric" else total)[row]
+    found: Array = np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return found
 
 
 def highest(values: Array, row: Array, mask: Array) -> Array:

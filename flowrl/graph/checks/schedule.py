@@ -30,13 +30,13 @@ def stale_samples(subject: Subject) -> Iterator[Problem]:
             yield raised(node.name, node.cls, error, subject.reading)
             continue
         if limit < schedule.max_staleness:
-            # What is read under another name is written under that one.
-            added = [f"add {line}, which writes '{node.spec.reads.get(port, port)}'"
-                     for port, line in corrections.items()]  # fmt: skip
+            fixes = [f"max_staleness: {limit}"]
+            fixes += [f"add {line}, which writes '{node.spec.reads.get(port, port)}'"
+                      for port, line in corrections.items()]  # fmt: skip
             yield Problem("FR070", subject.place("schedule", "max_staleness"),
                           f"nodes.{node.name} ({node.use}) is right for samples up to {limit} version"
                           f"{'s' * (limit != 1)} old, but this schedule hands it samples up to "
-                          f"{schedule.max_staleness} old", ", or ".join([f"max_staleness: {limit}", *added]))  # fmt: skip
+                          f"{schedule.max_staleness} old", ", or ".join(fixes))  # fmt: skip
 
 
 def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:

@@ -76,10 +76,9 @@ def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
 
 def test_staleness_is_that_of_the_trained_tokens_where_the_update_reads_their_versions() -> None:
     tally = Tally(3, version=9)
-    started = (Metric("rollout/policy_version/mean", 36.0, 4, "mean"), Metric("rollout/policy_version/min", 9, 1, "min"))
-    trained = (Metric("actor/policy_version/mean", 15.0, 2, "mean"), Metric("actor/policy_version/min", 7, 1, "min"))
-    tally.add(receipt("update", 1, 2, metrics=trained))
-    tally.add(receipt("rollout", 0, 1, metrics=started))
+    for node, total, weight, oldest in (("actor", 15.0, 2, 7), ("rollout", 36.0, 4, 9)):
+        mean = Metric(f"{node}/policy_version/mean", total, weight, "mean")
+        tally.add(receipt(node, 0, 1, metrics=(mean, Metric(f"{node}/policy_version/min", oldest, 1, "min"))))
     metrics = tally.metrics()
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 2)
 
