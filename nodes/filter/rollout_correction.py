@@ -16,6 +16,7 @@ outside of the bounds: a token, or all tokens of a trajectory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -68,6 +69,14 @@ class RolloutCorrection(Node):
 
     def needs(self) -> dict[str, bool]:
         return {"policy_version": self.newest_only}
+
+    def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
+        if reads["old_log_probs"] != reads["rollout_log_probs"]:
+            return ""
+        return (
+            f"old_log_probs and rollout_log_probs are both read from '{reads['old_log_probs'][0]}', so nothing is "
+            "corrected: add {use: model.logprob, writes: {log_probs: old_log_probs}}"
+        )
 
     def run(
         self,

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
+from flowrl.node import Node
 from flowrl.nodes._backend.updating import Updating
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ class Policy(Updating):
             + ("take one step (minibatch, epochs, updates_per_sync)" if num_steps > 1 else "max_staleness: 0")
         )
 
+    def refuses_writers(self, writers: Mapping[str, Node]) -> str:
+        anchor = writers.get("old_log_probs")
+        if anchor is None or anchor.weights != "generates" or "importance_weights" not in writers:
+            return ""
+        return "old_log_probs are the engine's own, which needs no correction: importance_weights would do it twice"
+
     def run(
         self,
         prompt_ids: PromptToken[int],
@@ -141,14 +148,7 @@ class Policy(Updating):
             update = self._trainer.step(plan, share)
         for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        if not update.skipped:
-            metric("actor/grad_norm", lead * update.grad_norm, lead)
-            metric("actor/grad_clipped", lead * update.clipped, lead)
-            self._changed = True
-        metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
-        metric("actor/lr", update.learning_rate, reduce="last")
-        if self._trainer.num_skipped >= self.max_skipped:
-            raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
+        self.report_step(update, "actor", self.max_skipped)
 
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""

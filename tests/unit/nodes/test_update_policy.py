@@ -211,6 +211,8 @@ def test_importance_weights_multiply_the_policy_loss_after_the_clip_and_nothing_
     weighted, _ = updated(context, batch, changes={"importance_weights": weights})
     scaled, _ = updated(context, batch, changes={"advantages": advantages * weights})  # type: ignore[operator]
     assert torch.allclose(weighted, scaled, atol=1e-6)
+    in_parts, _ = updated(context, batch, changes={"importance_weights": weights}, max_tokens_per_microbatch=30)
+    assert torch.allclose(in_parts, weighted, atol=1e-6)
     terms = {"kl_coef": 0.1, "entropy_coef": 0.01}
     off = {"importance_weights": advantages * 0}  # type: ignore[operator]
     _, only_others = updated(context, batch, changes=off, **terms)

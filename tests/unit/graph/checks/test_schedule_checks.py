@@ -103,6 +103,18 @@ def test_fr070_a_correction_that_the_update_does_not_read_is_none() -> None:
         "loss_mask": "response_mask", "importance_weights": "ratio"}}) == []  # fmt: skip
 
 
+def test_fr026_a_correction_of_nothing_or_done_twice() -> None:
+    same = {**CORRECTION, "reads": {"old_log_probs": "rollout_log_probs"}}
+    (problem,) = off_policy(3, correction=same)
+    assert (problem.code, problem.place.path) == ("FR026", "nodes.correction")
+    assert "are both read from 'rollout_log_probs', so nothing is corrected" in problem.fact
+    on_engine = {**UPDATE, "reads": {"loss_mask": "response_mask", "old_log_probs": "rollout_log_probs"}}
+    (problem,) = off_policy(3, correction=CORRECTION, update=on_engine)
+    assert (problem.code, problem.place.path) == ("FR026", "nodes.update")
+    assert "importance_weights would do it twice" in problem.fact
+    assert off_policy(2, update=on_engine, old=None) == []
+
+
 def test_fr070_waits_where_who_corrects_may_be_what_cannot_be_loaded() -> None:
     codes = [problem.code for problem in off_policy(3, correction={"use": "filter.rollout_corection"})]
     assert codes == ["FR009"]
