@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowrl.errors import PipelineError, Problem, RunError
     from flowrl.evaluation import Evaluation
     from flowrl.fields import FieldType
+    from flowrl.gate import Gate
     from flowrl.metrics import failure, metric
     from flowrl.node import Context, Node
     from flowrl.pipeline import Pipeline, load
@@ -26,6 +27,7 @@ _HOME = {
     "flowrl.errors": ("PipelineError", "Problem", "RunError"),
     "flowrl.evaluation": ("Evaluation",),
     "flowrl.fields": ("FieldType",),
+    "flowrl.gate": ("Gate",),
     "flowrl.metrics": ("failure", "metric"),
     "flowrl.node": ("Context", "Node"),
     "flowrl.pipeline": ("Pipeline", "load"),
@@ -34,8 +36,8 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Batch", "Context", "Evaluation", "FieldType", "Jagged", "Json", "Node", "Pipeline", "PipelineError", "Problem",
-    "Prompt", "PromptToken", "Rows", "RunError", "Sample", "Step", "Token", "failure", "load", "metric",
+    "Batch", "Context", "Evaluation", "FieldType", "Gate", "Jagged", "Json", "Node", "Pipeline", "PipelineError",
+    "Problem", "Prompt", "PromptToken", "Rows", "RunError", "Sample", "Step", "Token", "failure", "load", "metric",
 ]  # fmt: skip
 
 

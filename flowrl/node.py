@@ -46,6 +46,10 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
 """The class attributes that say what kind of node it is, with the values that they take."""
 
 
+CYCLE = "cycle"
+"""Where a worker says, to all its nodes, which step it works for."""
+
+
 @dataclass
 class Context:
     """What a worker gives a node in `setup`."""
@@ -76,6 +80,14 @@ class Context:
     """Models that a node of this worker updates."""
     optimizer_steps: Mapping[str, int] = field(default_factory=dict)
     """Optimizer steps that each trained model takes in the whole run, where every mini-batch takes one."""
+    updates_per_sync: int = 1
+    """Batches that are trained between two weight syncs."""
+
+    @property
+    def cycle(self) -> int | None:
+        """The step that the running call of a node that reads or updates weights trains; None in a validation."""
+        found: int | None = self.shared.get(CYCLE)
+        return found
 
     @property
     def num_optimizer_steps(self) -> int:
@@ -109,6 +121,9 @@ class Node(Settings):
     takes_shards: ClassVar[bool] = False
     """Of a node that reads or updates: works on a share of the weights (`parallel: fsdp2`), and so calls its model as
     often on every rank."""
+    corrections: ClassVar[Mapping[str, str]] = {}
+    """Optional ports that make up for the age of samples, and a node that writes what each reads, as a line of YAML:
+    where one of them is read, `max_staleness` is no bound."""
     toy_model: ClassVar[str] = "arith-tiny"
     """Model, by name or folder, with which a node that uses one can be tried on toy batches."""
     input_ports: ClassVar[Mapping[str, Port]] = {}
@@ -183,7 +198,7 @@ class Node(Settings):
         return ""
 
     def max_staleness(self) -> float:
-        """How many versions older than the weights a sample may be for `run` to be right."""
+        """How many versions older than the weights a sample may be for `run` to be right, without `corrections`."""
         return math.inf
 
     def setup(self, context: Context) -> None:

@@ -87,7 +87,7 @@ def _print_catalogue(entries: Sequence[Entry]) -> None:
             read = " ".join(read.name + "?" * read.optional for read in entry.reads)
             rows.append((f"  {entry.use}", entry.summary, read, " ".join(entry.writes)))
     name = max((len(row[0]) for row in rows), default=0)
-    _print(_table(rows, "node", "what it does", "reads", "writes", widths=(name, 88 - name - 18 - 17, 18, 17)))
+    _print(_table(rows, "node", "what it does", "reads", "writes", widths=(name, 88 - name - 19 - 18, 19, 18)))
     print("\n`?` is optional. `flowrl nodes NAME` explains one: its parameters, its types, a line to paste.")
 
 

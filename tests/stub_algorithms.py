@@ -1,7 +1,6 @@
-"""Nodes of four methods that the library does not have, with the ports that they would have: to check, not to run.
+"""Nodes of three methods that the library does not have, with the ports that they would have: to check, not to run.
 
-PPO with a critic (Schulman et al., arXiv:1707.06347), a reward by a judge model, on-policy distillation, and dynamic
-sampling (DAPO, Yu et al., arXiv:2503.14476).
+PPO with a critic (Schulman et al., arXiv:1707.06347), a reward by a judge model, and on-policy distillation.
 """
 
 from __future__ import annotations
@@ -98,16 +97,4 @@ class ReverseKl(Node):
         loss_mask: Token[bool]
 
     def run(self, response_mask: Token[bool], old_log_probs: Token[float], teacher_log_probs: Token[float]) -> Out:
-        raise NotImplementedError
-
-
-class Informative(Node):
-    """Keep the groups whose rewards differ: the others have no gradient."""
-
-    scope = "group"
-
-    class Out(NamedTuple):
-        keep: Prompt[bool]
-
-    def run(self, reward: Sample[float]) -> Out:
         raise NotImplementedError

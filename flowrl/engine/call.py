@@ -65,6 +65,8 @@ class WorkerSetup:
     """Models that a node of this worker updates."""
     optimizer_steps: Mapping[str, int] = field(default_factory=dict)
     """Optimizer steps of each trained model in the whole run."""
+    updates_per_sync: int = 1
+    """Batches that are trained between two weight syncs."""
 
     @property
     def name(self) -> str:

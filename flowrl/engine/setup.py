@@ -48,7 +48,7 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
         WorkerSetup(
             pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
             num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io,
-            can_kill, _trained_on(plan, pool.name), steps,
+            can_kill, _trained_on(plan, pool.name), steps, document.updates_per_sync,
         )
         for pool in plan.pools.values()
         for rank in range(pool.workers)

@@ -74,9 +74,10 @@ class Tally:
         measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
             measured["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
-        if "rollout/policy_version/min" in values:
-            measured["staleness/mean"] = self._version - values["rollout/policy_version/mean"]
-            measured["staleness/max"] = self._version - values["rollout/policy_version/min"]
+        for who in ("rollout", "actor"):  # what was trained tells more, where the update reads it
+            if f"{who}/policy_version/min" in values:
+                measured["staleness/mean"] = self._version - values[f"{who}/policy_version/mean"]
+                measured["staleness/max"] = self._version - values[f"{who}/policy_version/min"]
         if taken := sorted(values.keys() & {*measured, "step"}):
             raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
         return values | measured

@@ -23,7 +23,7 @@ from flowrl.evaluation import Evaluation
 from flowrl.fields import FieldType
 from flowrl.join import canonical, concat, join, project, take_groups, with_groups
 from flowrl.metrics import Report, collect, failure_of
-from flowrl.node import Context, Node
+from flowrl.node import CYCLE, Context, Node
 from flowrl.rows import Rows
 
 Block = tuple[Receipt, list[Any]]
@@ -61,6 +61,7 @@ class Worker:
         return Context(
             spec.name, spec.model, setup.models, setup.rank, setup.num_ranks, setup.device, setup.seed,
             setup.num_threads, self.shared, spec.reads, spec.timeout, setup.trained, setup.optimizer_steps,
+            setup.updates_per_sync,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -153,6 +154,8 @@ class Worker:
             return
         if not call.serves:
             self._share_device(node)
+        if node.weights in ("reads", "updates"):  # these run one at a time
+            self.shared[CYCLE] = call.step if call.asked is None else None
         result = node.run(**arguments(spec.reads, node, inputs))  # type: ignore[attr-defined]
         for out in result if isinstance(result, Iterator) else [result]:
             yield self._output(spec, out, inputs.rows)

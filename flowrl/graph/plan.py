@@ -144,14 +144,14 @@ class Plan:
     def canonical_groups(self) -> Mapping[str, int]:
         """Groups that each reader of weights works on at a time.
 
-        Padding moves a log-probability by 5e-7, so the cut must not depend on the clock. A reader that shares its
-        workers with a rollout cannot start before its end, and takes everything at once.
+        Padding moves a log-probability by 5e-7, so the cut depends neither on the clock nor on the schedule. A reader
+        on workers that generate or train takes everything at once: while they do, it cannot start, or had better wait.
         """
         nodes = self.graph.nodes.values()
-        rollouts = {self.pool_of(node) for node in nodes if node.weights == "generates"}
+        busy = {self.pool_of(node) for node in nodes if node.weights in ("generates", "updates")}
         readers = [node for node in nodes if node.weights == "reads" and node.cls.scope in ("sample", "group")]
         whole = self.document.batch.prompts
-        return {n.name: whole if self.pool_of(n) in rollouts else self.groups_per_block for n in readers}
+        return {n.name: whole if self.pool_of(n) in busy else self.groups_per_block for n in readers}
 
     @cached_property
     def gate(self) -> BoundNode | None:

@@ -6,8 +6,8 @@ ranks: a micro-batch's loss is its share of the whole mini-batch's, whose denomi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from flowrl.model import base_of
 from flowrl.model_files import ModelError
 from flowrl.node import Context
+from flowrl.nodes._backend.cycle import CycleStart
 from flowrl.nodes._backend.lora import adapters_off, training_model
 from flowrl.nodes._backend.models import frozen_model, shared, use_threads
 from flowrl.nodes._backend.optimizer import make_optimizer, make_scheduler
@@ -56,6 +57,8 @@ class Trainer:
         self.scheduler = make_scheduler(self.optimizer, spec.optimizer, context.num_optimizer_steps)
         self.num_skipped = 0
         """Steps in a row whose gradient was not finite."""
+        self.cycle_start = CycleStart(self.module)
+        """What readers of a cycle's later batches see."""
         self._max_grad_norm = spec.optimizer.max_grad_norm
         self._num_ranks = context.num_ranks
 
@@ -95,12 +98,14 @@ class Trainer:
         """What a checkpoint holds of it; ranks that share the model each give their part."""
         from flowrl.nodes._backend.trainer_state import training_state
 
+        self.cycle_start.show(False)
         return training_state(self.module, self.optimizer, self.scheduler) | {"num_skipped": self.num_skipped}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned. Raises `ValueError` for that of another model."""
         from flowrl.nodes._backend.trainer_state import load_training_state
 
+        self.cycle_start.forget()
         load_training_state(state, self.module, self.optimizer, self.scheduler)
         self.num_skipped = int(state["num_skipped"])
 
@@ -149,9 +154,19 @@ def model_of(context: Context) -> Any:
     return trainer_of(holder).module if holder.model_spec.trainable else frozen_model(holder)
 
 
-def as_loaded(context: Context, model: nn.Module) -> AbstractContextManager[None]:
-    """While `model_of` is read: a frozen model that is the base of one with adapters is so without them."""
-    return nullcontext() if holder_of(context) is context else adapters_off(model)
+@contextmanager
+def as_read(context: Context, model: nn.Module) -> Iterator[None]:
+    """While `model_of` is read: one that trains has the weights of the start of its cycle, whatever was updated since.
+
+    A frozen model that is the base of one with adapters is so without them.
+    """
+    if holder_of(context) is not context:
+        with adapters_off(model):
+            yield
+        return
+    if context.model_spec.trainable:
+        trainer_of(context).cycle_start.show_at(context.cycle)
+    yield
 
 
 def holder_of(context: Context) -> Context:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
+from flowrl.metrics import metric
 from flowrl.model import ModelSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.model_node import ModelNode
+
+if TYPE_CHECKING:
+    from flowrl.nodes._backend.trainer import Update
 
 
 class Updating(ModelNode):
@@ -26,6 +30,25 @@ class Updating(ModelNode):
         from flowrl.nodes._backend.trainer import trainer_of
 
         self._context, self._trainer = context, trainer_of(context)
+
+    def begin(self) -> None:
+        """Have the newest weights to update; those of the cycle's start are kept for the readers of its next batch."""
+        self._changed = False
+        self._trainer.cycle_start.show(False)
+        if self._context.updates_per_sync > 1 and self._context.cycle is not None:
+            self._trainer.cycle_start.keep(self._context.cycle)
+
+    def report_step(self, update: Update, prefix: str, max_skipped: int) -> None:
+        """Metrics of an optimizer step, counted by one rank. Raises where so many in a row had no finite gradient."""
+        lead = float(self._context.rank == 0)
+        if not update.skipped:
+            metric(f"{prefix}/grad_norm", lead * update.grad_norm, lead)
+            metric(f"{prefix}/grad_clipped", lead * update.clipped, lead)
+            self._changed = True
+        metric(f"{prefix}/skipped_steps", lead * update.skipped, reduce="sum")
+        metric(f"{prefix}/lr", update.learning_rate, reduce="last")
+        if self._trainer.num_skipped >= max_skipped:
+            raise FloatingPointError(f"the gradient was not finite in {max_skipped} optimizer steps in a row")
 
     def changed(self) -> bool:
         return self._changed

@@ -15,7 +15,7 @@ from pydantic import Field
 from flowrl.batch import Sample, Token
 from flowrl.metrics import metric
 from flowrl.node import Node
-from flowrl.nodes._backend.sessions import sessions
+from flowrl.nodes._backend.sessions import extremes, sessions
 from flowrl.rows import Array
 
 
@@ -68,9 +68,7 @@ class Grpo(Node):
     def _statistics(score: Array, group: Array, num_groups: int) -> Statistics:
         count = np.bincount(group, minlength=num_groups)
         mean = np.bincount(group, score, num_groups) / np.maximum(count, 1)
-        lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-        np.minimum.at(lowest, group, score)
-        np.maximum.at(highest, group, score)
+        lowest, highest = extremes(score, group, num_groups)
         signal = highest > lowest
         squares = np.bincount(group, (score - mean[group]) ** 2, num_groups)
         std = np.where(signal, np.sqrt(squares / np.maximum(count - 1, 1)), 0.0)

@@ -38,13 +38,13 @@ class Logprob(ModelNode):
         from flowrl.nodes._backend.logprob import shared_prompts, token_log_probs
         from flowrl.nodes._backend.memory import memory_watched
         from flowrl.nodes._backend.parallel import without_gradients
-        from flowrl.nodes._backend.trainer import as_loaded
+        from flowrl.nodes._backend.trainer import as_read
 
         num_ranks, rank, max_tokens = self._context.num_ranks, self._context.rank, self.max_tokens_per_microbatch
         prompts, responses, rows = prompt_ids.jagged, response_ids.jagged, response_ids.rows
         costs, shared = prompts.lengths + responses.lengths, shared_prompts(self._model, prompts)
         found = np.zeros(len(responses.values), dtype=np.float32)
-        with memory_watched(self._context, rows, max_tokens) as begin, as_loaded(self._context, self._model):
+        with memory_watched(self._context, rows, max_tokens) as begin, as_read(self._context, self._model):
             for micro in plan_micro_batches(costs, num_ranks, rank, max_tokens, prompts=shared):
                 index = np.sort(micro.rows)
                 begin(index, micro.num_tokens)

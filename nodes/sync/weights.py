@@ -67,6 +67,7 @@ class Weights(Node):
         from flowrl.nodes._backend.transport import stream
 
         trainer = trainer_of(self._context)
+        trainer.cycle_start.show(False)
         return stream(
             self._context, trainer.module, receivers, self.transport, self.bucket_mib << 20, trainer.dtype, self.verify
         )

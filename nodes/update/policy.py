@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
+from flowrl.node import Node
 from flowrl.nodes._backend.updating import Updating
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 class Policy(Updating):
     """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
+
+    corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
 
     minibatch: int = Field(ge=1)
     """Prompts of one optimizer step."""
@@ -49,6 +52,8 @@ class Policy(Updating):
     """How the losses of tokens become one number."""
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
+    uncorrected_staleness: int = Field(2, ge=0)
+    """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
     max_skipped: int = Field(5, ge=1)
     """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
 
@@ -62,6 +67,9 @@ class Policy(Updating):
     def needs(self) -> dict[str, bool]:
         return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
 
+    def max_staleness(self) -> float:
+        return self.uncorrected_staleness
+
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         num_steps = self.epochs * -(-num_prompts // self.minibatch)
         if "old_log_probs" in reads or (num_steps == 1 and not max_staleness):
@@ -74,6 +82,12 @@ class Policy(Updating):
             + ("take one step (minibatch, epochs, updates_per_sync)" if num_steps > 1 else "max_staleness: 0")
         )
 
+    def refuses_writers(self, writers: Mapping[str, Node]) -> str:
+        anchor = writers.get("old_log_probs")
+        if anchor is None or anchor.weights != "generates" or "importance_weights" not in writers:
+            return ""
+        return "old_log_probs are the engine's own, which needs no correction: importance_weights would do it twice"
+
     def run(
         self,
         prompt_ids: PromptToken[int],
@@ -85,20 +99,27 @@ class Policy(Updating):
         ref_log_probs: Token[float] | None = None,
         rollout_log_probs: Token[float] | None = None,
         max_tokens: Step[int] | None = None,
+        importance_weights: Token[float] | None = None,
+        corrected_mask: Token[bool] | None = None,
+        policy_version: Token[int] | None = None,
     ) -> None:
         from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.mismatch import report_versions
         from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
         if refusal:
             raise ValueError(refusal)
-        columns = {"advantages": advantages, "old_log_probs": old_log_probs}
-        columns |= {"ref_log_probs": ref_log_probs, "rollout_log_probs": rollout_log_probs}
+        mask = loss_mask if corrected_mask is None else loss_mask & corrected_mask
+        if policy_version is not None and self._context.rank == 0:
+            report_versions(policy_version.jagged, mask.values)
+        columns = {"advantages": advantages, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
+        columns |= {"rollout_log_probs": rollout_log_probs, "importance_weights": importance_weights}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
-        masked = {"loss_mask": loss_mask.cast("bool").jagged, **floats}
+        masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
-        self._changed = False
+        self.begin()
         budget = 0 if max_tokens is None else max_tokens.value
         for epoch in range(self.epochs):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
@@ -127,14 +148,7 @@ class Policy(Updating):
             update = self._trainer.step(plan, share)
         for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
             metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        if not update.skipped:
-            metric("actor/grad_norm", lead * update.grad_norm, lead)
-            metric("actor/grad_clipped", lead * update.clipped, lead)
-            self._changed = True
-        metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
-        metric("actor/lr", update.learning_rate, reduce="last")
-        if self._trainer.num_skipped >= self.max_skipped:
-            raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
+        self.report_step(update, "actor", self.max_skipped)
 
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
@@ -157,10 +171,11 @@ class Policy(Updating):
 
         log_probs, entropy = within(mask, log_probs), within(mask, entropy)
         anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
-        low, high, dual = self.clip_low, self.clip_high, self.dual_clip
         policy, clipped = policy_loss(
-            log_probs, anchor, column("advantages"), clip_low=low, clip_high=high, dual_clip=dual
-        )
+            log_probs, anchor, column("advantages"),
+            clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
+            importance_weights=column("importance_weights") if "importance_weights" in part.columns else None,
+        )  # fmt: skip
         loss = pg_loss = total(policy)
         num_tokens = float(mask.sum())
         if self.kl_coef > 0:

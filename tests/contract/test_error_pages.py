@@ -16,22 +16,10 @@ EXAMPLES = {
     for match in re.finditer(r"^## (FR\d{3}): [^\n]*\n(?:(?!^## ).)*?```yaml\n(.*?)```", PAGE.read_text(), re.M | re.S)
 }
 NODES = """
-from typing import NamedTuple
-from flowrl import Node, Sample
 from flowrl.nodes.rollout.generate import Generate
 
 class Nucleus(Generate):
     top_p: float = 1.0
-
-class OnPolicy(Node):
-    class Out(NamedTuple):
-        shaped: Sample[float]
-
-    def max_staleness(self):
-        return 0
-
-    def run(self, reward: Sample[float]) -> Out:
-        return self.Out(reward)
 """
 OF_THE_TEXT = {"FR002", "FR003"}
 """Their examples are no YAML, so they stand alone."""

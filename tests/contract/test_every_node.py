@@ -26,6 +26,7 @@ OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("advantage.grpo", {"normalize": "none"}),
     ("rollout.generate", {"engine": "fake", "max_tokens": 3}),
     ("rollout.generate", {"max_tokens": 4, "temperature": 0.5}),
+    ("filter.rollout_correction", {"weighting": "sequence", "masking": "geometric", "newest_only": True}),
     ("update.policy", {"kl_coef": 0.1, "entropy_coef": 0.1, "aggregation": "seq-mean-token-sum-norm"}),
     ("update.policy", {"minibatch": 2, "epochs": 2, "shuffle": True}),
     ("update.policy", {"minibatch": 3}),

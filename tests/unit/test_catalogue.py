@@ -49,7 +49,6 @@ def test_the_catalogue_says_what_a_node_does_reads_and_writes() -> None:
         "where",
         "the",
         "response",
-        "response",
         "answer",
         "reward",
     ]
@@ -63,9 +62,9 @@ def test_a_page_has_all_that_a_line_of_yaml_needs() -> None:
     assert ["kl", "k1", "|", "k2", "|", "k3", "|", "abs", "k3", "Estimator", "of", "that", "divergence."] in words
     assert any(line[:5] == ["clip_low", "float", ">=", "0,", "<"] for line in words)
     assert ["prompt_ids", "PromptToken[int]"] in words
-    assert "old_log_probs      Token[float]      optional: read if some node writes it" in output
-    assert "ref_log_probs      Token[float]      optional: kl_coef decides; not read with the defaults" in output
-    assert "max_tokens         Step[int]         optional: aggregation decides; not read with the defaults" in output
+    assert "old_log_probs       Token[float]      optional: read if some node writes it" in output
+    assert "ref_log_probs       Token[float]      optional: kl_coef decides; not read with the defaults" in output
+    assert "max_tokens          Step[int]         optional: aggregation decides; not read with the defaults" in output
     assert "batch: it is called with the batch that the schedule cuts" in output
     assert "accelerator: it needs a `pool:`" in output
     assert f"{ROOT}/" in output

@@ -18,7 +18,11 @@ def stale_samples(subject: Subject) -> Iterator[Problem]:
     schedule = subject.document.schedule
     if isinstance(schedule, SyncSchedule) or subject.reading.is_broken(("schedule", "max_staleness")):
         return
+    lost = subject.bound.unresolved or subject.renamed_badly  # who may be the one that corrects
     for node in subject.nodes:
+        corrections = node.cls.corrections
+        if corrections.keys() & node.reads.keys() or (corrections and lost):
+            continue
         try:
             allowed = node.node.max_staleness() if node.node is not None else math.inf
             limit = max(int(min(allowed, schedule.max_staleness)), 0)
@@ -26,10 +30,13 @@ def stale_samples(subject: Subject) -> Iterator[Problem]:
             yield raised(node.name, node.cls, error, subject.reading)
             continue
         if limit < schedule.max_staleness:
+            fixes = [f"max_staleness: {limit}"]
+            fixes += [f"add {line}, which writes '{node.spec.reads.get(port, port)}'"
+                      for port, line in corrections.items()]  # fmt: skip
             yield Problem("FR070", subject.place("schedule", "max_staleness"),
                           f"nodes.{node.name} ({node.use}) is right for samples up to {limit} version"
                           f"{'s' * (limit != 1)} old, but this schedule hands it samples up to "
-                          f"{schedule.max_staleness} old", f"max_staleness: {limit}")  # fmt: skip
+                          f"{schedule.max_staleness} old", ", or ".join(fixes))  # fmt: skip
 
 
 def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flowrl.errors import Problem
+from flowrl.gate import Gate
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA
 from flowrl.graph.select import needed
@@ -42,9 +43,10 @@ def _nodes(subject: Subject) -> Iterator[Problem]:
     waste = _Waste(subject)
     for node in unread:
         written = ", ".join(f"'{field}'" for field in node.writes.values())
+        gate = next(iter(node.writes.values())) if isinstance(node.node, Gate) else ""
         yield Problem("FR030", subject.place("nodes", node.name, key=True),
                       f"nobody reads what nodes.{node.name} writes ({written}): it is wasted work",
-                      f"nodes.{node.name}: null, or run.prune: true",
+                      f"gate: {gate}" if gate else f"nodes.{node.name}: null, or run.prune: true",
                       tuple(waste.notes(node)), severity="warning")  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from flowrl.gate import limits_of
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.graph.words import count, ordinal
 
 WIDTH = 120
 """Columns that a page is made for."""
+_WHEN_SHORT = {"fail": "the run fails", "short": "what there is is trained", "skip": "the step trains nothing"}
 _NAMES = 40
 """Columns for a list of names in a table."""
 
@@ -35,8 +37,13 @@ def _human(num: float, base: float, units: Sequence[str]) -> str:
 
 def gate_in_words(node: BoundNode, num_groups: int) -> str:
     """What a gate does; empty for any other node."""
-    gate = node.spec.gate
-    return f"{gate}: runs again with what it depends on until {count(num_groups, 'group')} are kept" if gate else ""
+    if node.spec.gate is None or node.node is None:
+        return ""
+    limits = limits_of(node.node)
+    return (
+        f"{node.spec.gate}: runs again with what it depends on until {count(num_groups, 'group')} are kept; after "
+        f"{count(limits.max_rounds, 'round')} {_WHEN_SHORT[limits.when_short]}"
+    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from stub_nodes import document
 from flowrl import Pipeline, PipelineError, load
 from flowrl.engine.call import NodeSetup
 from flowrl.engine.setup import accelerators_here, worker_setups
+from flowrl.engine.worker import Worker
 from flowrl.launch import rehearse
 from flowrl.registry import find
 
@@ -39,6 +40,16 @@ def test_cores_are_shared_out_between_the_workers_that_compute_with_models() -> 
     threads = {worker.name: worker.num_threads for worker in worker_setups(PLAN, num_cores=8)}
     assert threads == {"cpu/0": 1, "engine/0": 2, "train/0": 2, "train/1": 2}
     assert {worker.num_threads for worker in worker_setups(PLAN, num_cores=1)} == {1}
+
+
+def test_workers_know_how_many_updates_a_cycle_has() -> None:
+    nodes = {**NODES, "update": {**NODES["update"], "minibatch": 1}}
+    made = document(nodes, models=MODELS, pools={"train": {}, "engine": {}},
+                    schedule={"mode": "separate_async", "updates_per_sync": 2})  # fmt: skip
+    assert {worker.updates_per_sync for worker in worker_setups(Pipeline(made).plan(), num_cores=2)} == {2}
+    assert {worker.updates_per_sync for worker in worker_setups(PLAN, num_cores=2)} == {1}
+    worker = Worker(worker_setups(Pipeline(made).plan(), num_cores=2)[0])
+    assert worker.context(worker.setup.nodes[0]).updates_per_sync == 2
 
 
 def test_only_workers_with_models_get_the_accelerator() -> None:

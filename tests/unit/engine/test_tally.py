@@ -74,6 +74,15 @@ def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
     assert metrics["staleness/max"] == 2
 
 
+def test_staleness_is_that_of_the_trained_tokens_where_the_update_reads_their_versions() -> None:
+    tally = Tally(3, version=9)
+    for node, total, weight, oldest in (("actor", 15.0, 2, 7), ("rollout", 36.0, 4, 9)):
+        mean = Metric(f"{node}/policy_version/mean", total, weight, "mean")
+        tally.add(receipt(node, 0, 1, metrics=(mean, Metric(f"{node}/policy_version/min", oldest, 1, "min"))))
+    metrics = tally.metrics()
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 2)
+
+
 @pytest.mark.parametrize("name", ["time/step", "time/a", "step", "rows/failed", "throughput/tokens_per_s"])
 def test_a_node_that_reports_a_metric_of_the_engines_ends_the_run(tally: Tally, name: str) -> None:
     metrics = (Metric(name, 1.0, 1.0, "mean"), Metric("rollout/tokens", 1, 1, "sum"))

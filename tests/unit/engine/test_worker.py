@@ -16,6 +16,7 @@ from stub_nodes import stub
 from flowrl.batch import Batch, Prompt, Sample, Token
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.worker import Worker
+from flowrl.evaluation import Asked
 from flowrl.fields import FieldType
 from flowrl.model import ModelSpec
 from flowrl.nodes._backend.weights import Bucket, Update
@@ -257,6 +258,14 @@ def update(worker: Worker, version: int) -> None:
 def engine_of(worker: Worker) -> Any:
     (engine,) = worker.shared["engines", "policy"].values()
     return engine
+
+
+def test_what_computes_with_training_weights_knows_its_cycle_and_a_validation_has_none() -> None:
+    worker, ran = worker_of(stub("j", "Judge"), stub("p", "Read", model="policy")), []
+    for node, step, asked in (("p", 3, None), ("j", 4, None), ("p", 5, Asked(1)), ("p", 6, None)):
+        list(worker.blocks(Call(node, step, ("a", "b"), asked=asked), (responses(),)))
+        ran.append(worker.context(worker.setup.nodes[1]).cycle)
+    assert ran == [3, 3, None, 6]
 
 
 def test_an_engine_sleeps_while_a_model_computes_on_its_worker_and_wakes_to_generate() -> None:

@@ -190,6 +190,67 @@ def test_the_distance_from_the_engine_is_reported(context: Context) -> None:
     assert metrics["mismatch/kl"] == pytest.approx(math.exp(0.5) - 1.5, rel=1e-5)
 
 
+def masked(batch: Batch, seed: int = 1) -> Token[bool]:
+    """A mask that leaves out a third of the tokens."""
+    mask = batch.columns["loss_mask"]
+    drawn = np.random.default_rng(seed).random(len(mask.values)) < 0.67
+    return Token(batch.rows, drawn, mask.offsets)  # type: ignore[attr-defined]
+
+
+def test_importance_weights_multiply_the_policy_loss_after_the_clip_and_nothing_else(context: Context) -> None:
+    batch = trajectories()
+    advantages = batch.columns["advantages"]
+    plain, metrics = updated(context, batch)
+    twice, doubled = updated(context, batch, changes={"importance_weights": advantages * 0 + 2.0})  # type: ignore[operator]
+    assert torch.allclose(twice, 2 * plain, atol=1e-6)
+    assert doubled["actor/pg_loss"] == pytest.approx(2 * metrics["actor/pg_loss"], rel=1e-5)
+    assert doubled["actor/clip_fraction"] == metrics["actor/clip_fraction"] > 0
+    drawn = np.random.default_rng(0).uniform(0.1, 2.0, len(advantages.values)).astype(np.float32)
+    weights = Token[float](batch.rows, drawn, advantages.offsets)  # type: ignore[attr-defined]
+    # A clipped surrogate is linear in the advantage, whose sign a weight does not change.
+    weighted, _ = updated(context, batch, changes={"importance_weights": weights})
+    scaled, _ = updated(context, batch, changes={"advantages": advantages * weights})  # type: ignore[operator]
+    assert torch.allclose(weighted, scaled, atol=1e-6)
+    in_parts, _ = updated(context, batch, changes={"importance_weights": weights}, max_tokens_per_microbatch=30)
+    assert torch.allclose(in_parts, weighted, atol=1e-6)
+    terms = {"kl_coef": 0.1, "entropy_coef": 0.01}
+    off = {"importance_weights": advantages * 0}  # type: ignore[operator]
+    _, only_others = updated(context, batch, changes=off, **terms)
+    assert only_others["actor/pg_loss"] == 0
+    assert only_others["actor/kl_loss"] == updated(context, batch, **terms)[1]["actor/kl_loss"]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_corrected_mask_narrows_every_term_and_every_denominator(aggregation: str, context: Context) -> None:
+    batch, more = trajectories(), {"aggregation": aggregation} | ALL_TERMS
+    narrow = masked(batch)
+    both = batch.columns["loss_mask"] & narrow  # type: ignore[operator]
+    expected, metrics = updated(context, batch, changes={"loss_mask": both}, **more)
+    moved, others = updated(context, batch, changes={"corrected_mask": narrow}, **more)
+    assert torch.equal(moved, expected)
+    assert others == metrics
+    outside = np.where(narrow.values, 1.0, np.nan).astype(np.float32)
+    spoiled = {"corrected_mask": narrow, "importance_weights": Token(batch.rows, outside, narrow.offsets)}
+    assert torch.equal(updated(context, batch, changes=spoiled, **more)[0], expected)
+
+
+def test_versions_of_trained_tokens_are_reported_once_whatever_the_epochs(context: Context) -> None:
+    batch = trajectories(num_groups=3, group_size=1)
+    rows = batch.rows
+    lengths = batch.columns["response_ids"].lengths  # type: ignore[attr-defined]
+    versions = [[3] * int(lengths[0]), [1, *[4] * (int(lengths[1]) - 1)], [5] * int(lengths[2])]
+    mask = Token.of(rows, [[True] * int(n) for n in lengths[:2]] + [[False] * int(lengths[2])], "bool")
+    assert lengths[1] > 1
+    changes = {"policy_version": Token.of(rows, versions, "int"), "loss_mask": mask}
+    _, metrics = updated(context, batch, minibatch=2, epochs=2, changes=changes)
+    trained = versions[0] + versions[1]
+    assert metrics["actor/policy_version/mean"] == pytest.approx(sum(trained) / len(trained))
+    assert metrics["actor/policy_version/min"] == 1
+    assert metrics["staleness/spans"] == 1.5
+    _, metrics = updated(context, batch, minibatch=2, epochs=2, changes={**changes, "corrected_mask": ~mask})
+    assert "actor/policy_version/mean" not in metrics
+
+
 def test_settings_say_what_is_read() -> None:
     assert Policy(minibatch=1).needs() == {"ref_log_probs": False, "max_tokens": False}
     node = Policy(minibatch=1, kl_coef=0.1, aggregation="seq-mean-token-sum-norm")

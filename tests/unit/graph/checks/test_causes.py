@@ -162,8 +162,8 @@ def test_fields_that_are_written_too_seldom_are_one_error_for_each_reader() -> N
     assert len(found) == len({problem.place.path for problem in found}) == 5
     (update,) = (problem.fact for problem in found if problem.place.path == "nodes.actor_update")
     assert update == (
-        "nodes.actor_update reads 'prompt_ids', 'response_ids', 'rollout_log_probs', 'temperature' in every step, but "
-        "nodes.rollout writes them in every 2nd step"
+        "nodes.actor_update reads 'policy_version', 'prompt_ids', 'response_ids', 'rollout_log_probs', 'temperature' "
+        "in every step, but nodes.rollout writes them in every 2nd step"
     )
 
 

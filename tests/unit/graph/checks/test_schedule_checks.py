@@ -64,6 +64,64 @@ def test_fr070_a_node_that_is_right_for_fresh_samples_only() -> None:
     assert found(nodes) == []
 
 
+UPDATE = {"use": "update.policy", **ON, "minibatch": 4, "reads": {"loss_mask": "response_mask"}}
+OLD = {"use": "model.logprob", **ON, "writes": {"log_probs": "old_log_probs"}}
+CORRECTION = {"use": "filter.rollout_correction"}
+
+
+def off_policy(max_staleness: int, **nodes: Any) -> list[Problem]:
+    """Problems of a real update on samples of this age."""
+    given = {
+        "rollout": {"use": "rollout.generate", "model": "policy", "pool": "engines", "max_tokens": 4},
+        "mask": {"use": "NotFinite", "writes": {"weights_of_tokens": "advantages", "limit": "unused"}},
+        "old": OLD, "update": UPDATE, "sync": GOOD["sync"],
+    }  # fmt: skip
+    kept = {name: node for name, node in {**given, **nodes}.items() if node is not None}
+    return found(kept, schedule=separate(max_staleness=max_staleness))
+
+
+def test_fr070_an_update_on_old_samples_without_a_correction() -> None:
+    (problem,) = off_policy(3)
+    assert (problem.code, problem.place.path) == ("FR070", "schedule.max_staleness")
+    assert problem.fact == (
+        "nodes.update (update.policy) is right for samples up to 2 versions old, but this schedule hands it samples "
+        "up to 3 old"
+    )
+    assert problem.fix == (
+        "max_staleness: 2, or add {use: filter.rollout_correction}, which writes 'importance_weights'"
+    )
+    assert off_policy(2) == []
+    assert off_policy(9, correction=CORRECTION) == []
+    assert off_policy(3, update={**UPDATE, "uncorrected_staleness": 3}) == []
+
+
+def test_fr070_a_correction_that_the_update_does_not_read_is_none() -> None:
+    elsewhere = {**CORRECTION, "writes": {"importance_weights": "ratio", "corrected_mask": "unread"}}
+    (problem,) = off_policy(3, correction=elsewhere)
+    assert problem.code == "FR070"
+    assert off_policy(3, correction=elsewhere, update={**UPDATE, "reads": {
+        "loss_mask": "response_mask", "importance_weights": "ratio"}}) == []  # fmt: skip
+
+
+def test_fr026_a_correction_of_nothing_or_done_twice() -> None:
+    same = {**CORRECTION, "reads": {"old_log_probs": "rollout_log_probs"}}
+    (problem,) = off_policy(3, correction=same)
+    assert (problem.code, problem.place.path) == ("FR026", "nodes.correction")
+    assert "are both read from 'rollout_log_probs', so nothing is corrected" in problem.fact
+    on_engine = {**UPDATE, "reads": {"loss_mask": "response_mask", "old_log_probs": "rollout_log_probs"}}
+    (problem,) = off_policy(3, correction=CORRECTION, update=on_engine)
+    assert (problem.code, problem.place.path) == ("FR026", "nodes.update")
+    assert "importance_weights would do it twice" in problem.fact
+    assert off_policy(2, update=on_engine, old=None) == []
+
+
+def test_fr070_waits_where_who_corrects_may_be_what_cannot_be_loaded() -> None:
+    codes = [problem.code for problem in off_policy(3, correction={"use": "filter.rollout_corection"})]
+    assert codes == ["FR009"]
+    misspelt = {**CORRECTION, "writes": {"importance_weight": "importance_weights"}}
+    assert [problem.code for problem in off_policy(3, correction=misspelt)] == ["FR013"]
+
+
 def test_fr026_stale_samples_without_the_policy_of_their_step() -> None:
     update = {"use": "update.policy", **ON, "minibatch": 4}
     mask = {"use": "stub_nodes:NotFinite", "writes": {"weights_of_tokens": "advantages", "limit": "temperature"}}

@@ -96,7 +96,9 @@ def test_what_runs_again_and_what_runs_seldom_is_said() -> None:
     plan = gated()
     text, data, groups = as_plan(plan), as_data(plan), plan.document.batch.prompts
     gate = section(text, "gate: ")
-    assert gate[1] == f"  gate keep: runs again with what it depends on until {groups} groups are kept"
+    assert gate[1] == (
+        f"  gate keep: runs again with what it depends on until {groups} groups are kept; after 10 rounds the run fails"
+    )
     assert next(line for line in gate if "writes keep" in line).endswith("next read by the gate")
     assert section(text, "old: ")[1] == "  every 3rd step"
     (line,) = (line for line in section(text, "columns of a step") if line.startswith("  keep "))
