@@ -177,12 +177,11 @@ def test_readers_of_weights_work_on_the_same_blocks_whatever_the_order_of_arriva
     assert [task.uids for task in progress.ready() if task.node == "old"] == [("a", "b")]
 
 
-def test_a_reader_that_shares_its_workers_with_the_rollout_takes_everything_at_once() -> None:
-    models = {"policy": {"path": "x", "trainable": True}}
-    own = {**NODES, "old": {"use": "Read", "model": "policy", "pool": "own"}}
-    own["update"] = {**own["update"], "pool": "own"}
-    batch = {"prompts": 32, "group": 2}
-    shared = Pipeline(document(NODES, models=models, pools={"gpu": {}}, batch=batch)).plan()
-    apart = Pipeline(document(own, models=models, pools={"gpu": {}, "own": {}}, batch=batch)).plan()
-    assert shared.canonical_groups == {"old": 32}
-    assert apart.canonical_groups == {"old": 4}
+def test_a_reader_on_workers_that_generate_or_train_takes_everything_at_once_under_every_schedule() -> None:
+    models = {"policy": {"path": "x", "trainable": True}, "reference": {"path": "x"}}
+    nodes = {**NODES, "ref": {"use": "Read", "model": "reference", "pool": "own", "writes": {"log_probs": "ref"}}}
+    for pool in ("gpu", "train"):
+        nodes |= {name: {**nodes[name], "pool": pool} for name in ("old", "update")}
+        pools: dict[str, Any] = {"gpu": {}, "train": {}, "own": {}}
+        plan = Pipeline(document(nodes, models=models, pools=pools, batch={"prompts": 32, "group": 2})).plan()
+        assert plan.canonical_groups == {"old": 32, "ref": 4}
