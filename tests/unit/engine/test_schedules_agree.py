@@ -131,7 +131,7 @@ def test_without_slack_all_schedules_write_the_same_values(graph: str) -> None:
 @given(st.data())
 def test_so_do_graphs_made_at_random(data: st.DataObject) -> None:
     fields = ["value0"]
-    nodes: dict[str, Any] = {"value0": {"use": f"{STUBS}:Source", "writes": {"value": "value0"}}}
+    nodes: dict[str, Any] = {"value0": {"use": f"{STUBS}:Judge", "writes": {"score": "value0"}}}
     for number in range(1, data.draw(st.integers(1, 4))):
         inputs = data.draw(st.lists(st.sampled_from(fields), min_size=1, max_size=3, unique=True))
         name = f"value{number}"
