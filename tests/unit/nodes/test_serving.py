@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -266,6 +267,33 @@ def test_an_update_that_does_not_fit_leaves_the_old_weights_and_what_runs() -> N
     with pytest.raises(WeightsError):
         engine.begin_update(Update({}))
     assert all(isinstance(each, Completion) for each in in_order(each for block in blocks for each in block))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@BOTH
+def test_in_any_order_of_calls_sleep_updates_and_aborts_every_session_ends_once(made: Made, seed: int) -> None:
+    engine, chance, calls = made(), random.Random(seed), list[tuple[list[Request], Future[Any]]]()
+    for moment in range(60):
+        deed = chance.choice(["call", "call", "sleep", "wake", "update", "abort"])
+        if deed == "call":
+            requests = requests_of(chance.randint(1, 3), chance.randint(1, 4), first=4 * moment)
+            calls.append((requests, beside(gathered, engine, requests)))
+        elif deed == "abort" and calls:
+            engine.abort([chance.choice(calls)[0][0].name])
+        elif deed == "update":
+            update(engine, moment + 1)
+        elif deed in ("sleep", "wake"):
+            getattr(engine, deed)()
+        time.sleep(0.02 * chance.random())
+    engine.wake()
+    for requests, call in calls:
+        found = call.result(SOON)
+        assert len(found) == sum(len(request.seeds) for request in requests)
+        for session in found:
+            assert isinstance(session, Aborted) or (
+                len(session.ids) == len(session.log_probs) == len(session.versions) <= LONG.max_tokens
+                and (np.diff(session.versions) >= 0).all()
+            )
 
 
 def test_a_call_that_is_left_does_not_hold_up_others() -> None:
