@@ -35,8 +35,8 @@ def library(name: str, use: str, **settings: Any) -> NodeSetup:
 
 @pytest.fixture(params=["ray", "local"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One worker with a scripted engine: responses of 8 tokens that take 0.4 s, in blocks of a group."""
-    script = {"texts": ["1234567"], "tokens_per_second": 20.0, "seconds": [0.0, 0.1, 0.2]}
+    """One worker with a scripted engine: responses of 8 tokens that take a second, in blocks of a group."""
+    script = {"texts": ["1234567"], "tokens_per_second": 8.0, "seconds": [0.0, 0.1, 0.2]}
     nodes = (
         library("rollout", "rollout.generate", engine="fake", max_tokens=8, script=script),
         library("stuck", "rollout.generate", engine="fake", max_tokens=8, script={"stall": 1.0}),
@@ -83,7 +83,7 @@ async def over_a_pause_and_an_update(cluster: Cluster) -> None:
     calls = [asyncio.create_task(served(cluster, uids)) for uids in (UIDS[:3], UIDS[3:])]
     await asyncio.sleep(0.2)
     await cluster.pause(WORKER)
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.2)
     assert not any(call.done() for call in calls)
     await update(cluster, 1)
     await cluster.resume(WORKER)
