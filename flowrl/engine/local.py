@@ -25,6 +25,8 @@ class LocalCluster:
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self._awake: dict[str, asyncio.Event] = {}
+        self._num_sending, self._nothing_sent = 0, asyncio.Event()
+        self._nothing_sent.set()
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
         """Make the workers one after the other."""
@@ -44,7 +46,10 @@ class LocalCluster:
     async def call(
         self, worker: str, call: Call, refs: Sequence[Any], num_outputs: int
     ) -> AsyncIterator[tuple[Receipt, list[Any]]]:
-        """Run the node here and now; one that serves lets others run after each block, and stops for a pause there."""
+        """Run the node here and now.
+
+        One that serves lets others run after each block, and waits there for the end of a pause or of a weight sync.
+        """
         if call.serves:
             await self._may_serve(worker)
         for receipt, outputs in self.workers[worker].blocks(call, refs):
@@ -58,7 +63,9 @@ class LocalCluster:
 
     async def _may_serve(self, worker: str) -> None:
         await asyncio.sleep(0)
-        await self._awake[worker].wait()
+        while not (self._awake[worker].is_set() and self._nothing_sent.is_set()):
+            await self._awake[worker].wait()
+            await self._nothing_sent.wait()
 
     async def pause(self, worker: str) -> None:
         """Let its engines sleep, and what it serves wait."""
@@ -83,8 +90,15 @@ class LocalCluster:
 
     async def send(self, worker: str, node: str, receivers: Sequence[Any]) -> AsyncIterator[Any]:
         """The parts themselves."""
-        for part in self.workers[worker].send(node, receivers):
-            yield part
+        self._num_sending += 1
+        self._nothing_sent.clear()
+        try:
+            for part in self.workers[worker].send(node, receivers):
+                yield part
+        finally:
+            self._num_sending -= 1
+            if not self._num_sending:
+                self._nothing_sent.set()
 
     async def receive(self, worker: str, node: str, part: Any, version: int) -> None:
         """Load it."""

@@ -42,6 +42,7 @@ class VllmEngine:
     ) -> None:
         """`arguments` are those of vLLM's `AsyncEngineArgs`; `environment` is that of its processes."""
         self._tokenizer, self._chat = load_tokenizer(spec), chat
+        self._one_at_a_time = threading.Lock()  # a tokenizer is not made for several threads
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
         with in_environment(environment):
@@ -63,7 +64,8 @@ class VllmEngine:
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt, through the chat template where the tokenizer has one."""
-        return encode_prompts(self._tokenizer, prompts, self._chat)
+        with self._one_at_a_time:
+            return encode_prompts(self._tokenizer, prompts, self._chat)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[list[Finished]]:
         """Requests as they finish; those that end while the last ones are looked at come together."""
@@ -159,9 +161,9 @@ class VllmEngine:
         request = todo.pop(position)
         if isinstance(result, Exception):
             return Finished(position, [result] * len(request.seeds))
-        texts = self._tokenizer.batch_decode(
-            [list(each.token_ids) for each in result], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        ids = [list(each.token_ids) for each in result]
+        with self._one_at_a_time:
+            texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         sessions = [session_of(each, text) for each, text in zip(result, texts, strict=True)]
         return Finished(position, sessions * (len(request.seeds) // len(sessions)))
 

@@ -341,7 +341,7 @@ def test_calls_that_serve_keep_their_own_outputs_metrics_and_failures() -> None:
 
 
 def test_a_pause_keeps_what_is_served_and_lets_what_trains_run() -> None:
-    worker = serving(texts=["12345678"], tokens_per_second=30.0)
+    worker = serving(texts=["12345678"], tokens_per_second=15.0)
     call = served(worker, Call("r", 1, UIDS, serves=True))
     time.sleep(0.1)
     worker.pause()
@@ -349,7 +349,7 @@ def test_a_pause_keeps_what_is_served_and_lets_what_trains_run() -> None:
     assert not receipt.failed and engine_of(worker)._turns.stopped == {"asleep"}
     later = served(worker, Call("r", 2, UIDS, serves=True))
     update(worker, 7)
-    time.sleep(0.4)
+    time.sleep(0.6)
     assert not call.done() and not later.done()
     worker.resume()
     ((receipt, (whole, *_)),) = call.result(20)

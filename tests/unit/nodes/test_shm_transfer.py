@@ -311,6 +311,16 @@ def served(engine: VllmEngine, first: int, results: dict[int, list[Any]]) -> thr
     return thread
 
 
+def wait_for_tokens(engine: VllmEngine, num_tokens: int) -> None:
+    """Until a session that runs has so many."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        running = list(engine._llm.output_processor.request_states.values())
+        if any(each.detokenizer is not None and each.detokenizer.num_output_tokens() >= num_tokens for each in running):
+            return
+        time.sleep(0.001)
+
+
 def test_two_calls_over_two_updates_and_a_sleep_lose_nothing_and_each_span_has_its_log_probabilities(
     engine: VllmEngine,
 ) -> None:
@@ -318,9 +328,9 @@ def test_two_calls_over_two_updates_and_a_sleep_lose_nothing_and_each_span_has_i
     sync(engine, buckets(models[0], "float32", 1 << 30), 31)
     results: dict[int, list[Any]] = {}
     threads = [served(engine, 0, results), served(engine, 1000, results)]
-    time.sleep(0.05)
+    wait_for_tokens(engine, 3)
     sync(engine, buckets(models[1], "float32", 1 << 30), 32)
-    time.sleep(0.05)
+    wait_for_tokens(engine, 15)
     engine.sleep()
     threads.append(served(engine, 2000, results))
     time.sleep(0.2)
@@ -352,10 +362,10 @@ def test_two_calls_over_two_updates_and_a_sleep_lose_nothing_and_each_span_has_i
 def test_aborted_requests_end_alone_also_while_the_engine_sleeps(engine: VllmEngine) -> None:
     results: dict[int, list[Any]] = {}
     thread = served(engine, 0, results)
-    time.sleep(0.05)
+    wait_for_tokens(engine, 2)
     engine.sleep()
     later = served(engine, 3000, results)
-    time.sleep(0.1)
+    time.sleep(0.3)
     engine.abort(["u0_1", *(f"u3000_{position}" for position in range(8))])
     later.join(30)
     assert all(isinstance(session, Aborted) for session in results[3000])

@@ -35,14 +35,14 @@ def library(name: str, use: str, **settings: Any) -> NodeSetup:
 
 @pytest.fixture(params=["ray", "local"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One worker with a scripted engine: responses of 8 tokens that take 0.4 s, in blocks of a group."""
-    script = {"texts": ["1234567"], "tokens_per_second": 20.0, "seconds": [0.0, 0.1, 0.2]}
+    """One worker with a scripted engine: responses of 8 tokens that take a second, in blocks of a group."""
+    script = {"texts": ["1234567"], "tokens_per_second": 8.0, "seconds": [0.0, 0.1, 0.2]}
     nodes = (
         library("rollout", "rollout.generate", engine="fake", max_tokens=8, script=script),
         library("stuck", "rollout.generate", engine="fake", max_tokens=8, script={"stall": 1.0}),
-        library("sync", "sync.weights"),
+        library("sync", "sync.weights", bucket_mib=1),
     )
-    models = {"policy": ModelSpec(path="arith-tiny")}
+    models = {"policy": ModelSpec(path="arith-tiny", trainable=True)}
     setup = WorkerSetup("gpu", 0, 1, nodes, models, seed=0, num_threads=1, can_kill=False)
     made: RayCluster | LocalCluster = LocalCluster()
     if request.param == "ray":
@@ -69,11 +69,21 @@ async def update(cluster: Cluster, version: int) -> None:
         await cluster.receive(WORKER, "sync", part, version)
 
 
+async def over_a_sync_in_parts(cluster: Cluster) -> None:
+    """Each part lets other work of the driver run, which must not wait for the last one."""
+    call = asyncio.create_task(served(cluster, UIDS))
+    await asyncio.sleep(0.1)
+    receivers = [await cluster.receiver(WORKER, "sync")]
+    async for part in cluster.send(WORKER, "sync", receivers):
+        await asyncio.gather(cluster.receive(WORKER, "sync", part, 2), asyncio.sleep(0.01))
+    assert sorted(uid for receipt in await asyncio.wait_for(call, 30) for uid in receipt.settled) == list(UIDS)
+
+
 async def over_a_pause_and_an_update(cluster: Cluster) -> None:
     calls = [asyncio.create_task(served(cluster, uids)) for uids in (UIDS[:3], UIDS[3:])]
     await asyncio.sleep(0.2)
     await cluster.pause(WORKER)
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.2)
     assert not any(call.done() for call in calls)
     await update(cluster, 1)
     await cluster.resume(WORKER)
@@ -98,5 +108,6 @@ async def beside_groups_that_never_end(cluster: Cluster) -> None:
 
 def test_a_worker_serves_calls_beside_each_other_over_pauses_updates_and_aborts(cluster: Cluster) -> None:
     asyncio.run(over_a_pause_and_an_update(cluster))
+    asyncio.run(over_a_sync_in_parts(cluster))
     if not isinstance(cluster, LocalCluster):  # whose one thread would wait for the end
         asyncio.run(beside_groups_that_never_end(cluster))
