@@ -8,17 +8,21 @@ checkpoints before it as they were, and itself either complete or without its ma
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.batch import Batch
 from flowrl.run_files import CHECKPOINTS, sync_folder, write_text
 
 MARKER = "checkpoint.json"
+COLUMNS = "in_flight.pickle"
 FORMAT = 1
 _PARTIAL = ".partial"
 
@@ -51,6 +55,11 @@ class Checkpoint:
         found: Mapping[str, Any] = self.marker["data"]
         return found
 
+    def columns(self) -> list[Batch]:
+        """Of groups that were in flight and waited for a batch."""
+        file = self.path / COLUMNS
+        return [*pickle.loads(file.read_bytes())] if COLUMNS in self.marker["files"] else []
+
     def __str__(self) -> str:
         return f"step {self.step} of {self.path.parents[1]}"
 
@@ -72,6 +81,15 @@ def complete(partial: Path, marker: Mapping[str, Any], files: Mapping[str, int])
     final = partial.with_name(f"step_{marker['step']}")
     put_in_place(partial, final)
     return mark(final, {"format": FORMAT, **marker, "files": dict(files)})
+
+
+def write_columns(partial: Path, columns: Sequence[Batch]) -> dict[str, int]:
+    """Write the columns of groups in flight; the size of the file by its name."""
+    with (partial / COLUMNS).open("wb") as file:
+        pickle.dump(list(columns), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return {COLUMNS: (partial / COLUMNS).stat().st_size}
 
 
 def check_files(folder: Path, files: Mapping[str, int]) -> None:

@@ -27,6 +27,16 @@ ABORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
+class Late:
+    """A rollout has not ended within its timeout, and was told to end."""
+
+    node: BoundNode
+    worker: str
+    uids: tuple[str, ...]
+    progress: Progress
+
+
+@dataclass(frozen=True)
 class Arrival:
     """Something that a worker has sent: a block of a call, or the end of a weight sync."""
 
@@ -52,6 +62,7 @@ class Dispatcher:
         """`workers` are their names by pool."""
         self.plan, self.cluster, self.workers, self.store, self.sampler = plan, cluster, workers, store, sampler
         self.serves, self.paused = serves, False
+        self._paused_before = self._pause_began = 0.0
         self.weight_sync = WeightSync(plan, cluster, workers)
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.changed: set[str] = set()
@@ -59,7 +70,7 @@ class Dispatcher:
         self.load = Counter[str]()
         self.serving = Counter[str]()
         """By worker, groups that it generates."""
-        self.arrivals: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
+        self.arrivals: asyncio.Queue[Arrival | Late | BaseException] = asyncio.Queue()
         self.running: set[asyncio.Task[None]] = set()
         self.failed_attempts: dict[tuple[str, str], int] = {}
         """By node and group, how often it was tried in vain."""
@@ -72,7 +83,8 @@ class Dispatcher:
             return 0
         progress.submit(node.name, task.uids)
         if node.weights == "syncs":
-            self.start(self.sync(node, task, workers, progress), node, workers)
+            self.load.update(workers)
+            self.start(self.sync(node, task, workers, progress), node, workers, task.uids, progress)
             return 1
         parts = self.store.find(node.fields_read, task.uids)
         if node.weights == "updates" and not any(len(part.rows) for part in parts):
@@ -88,7 +100,9 @@ class Dispatcher:
             # Nothing queues behind a stream: what it would start on depends on the clock.
             load = 0 if serves else MAX_QUEUED if call.block_groups is not None else 1
             self.serving[worker] += len(uids) if serves else 0
-            self.start(self.run(worker, call, [part.ref for part in parts], load, progress), node, [worker] * load)
+            work = self.run(worker, call, [part.ref for part in parts], load, progress)
+            self.load[worker] += load
+            self.start(work, node, [worker], uids, progress)
         return len(calls)
 
     def place(self, node: BoundNode) -> list[str]:
@@ -102,7 +116,7 @@ class Dispatcher:
             pools = sorted({*pools, *self.plan.engine_pools(node.model)})
         names = [worker for pool in pools for worker in self.workers[pool]]
         if node.weights == "generates":
-            names = names[:: node.workers_per_copy]  # the first worker of each copy speaks for the others
+            names = [*self.copies(node)]
             if self.serves:
                 return [] if self.paused else names
         if node.weights is None:
@@ -130,28 +144,72 @@ class Dispatcher:
         """A stream of finished groups, for nodes that make trajectories; None is one block at the end."""
         return self.plan.groups_per_block if node.cls.cardinality == "expands" else None
 
-    def start(self, work: Coroutine[Any, Any, None], node: BoundNode, workers: Sequence[str]) -> None:
-        """Let work run beside the loop; its workers are busy until it ends, its error becomes an arrival."""
-        self.load.update(workers)
+    def start(
+        self,
+        work: Coroutine[Any, Any, None],
+        node: BoundNode,
+        workers: Sequence[str],
+        uids: tuple[str, ...],
+        progress: Progress,
+    ) -> None:
+        """Let work run beside the loop; its error becomes an arrival.
+
+        What generates and need not succeed is told to end after its timeout: its groups settle with what they have.
+        """
         limit = None if node.scores_rows else node.spec.timeout  # rows that are scored alone have it each
+        spared = node.weights == "generates" and node.on_error in ("drop", "retry")
+
+        async def guarded() -> None:
+            call = asyncio.ensure_future(work)
+            try:
+                ended = await self.ends_within(call, limit)
+                if not ended and spared:
+                    self.arrivals.put_nowait(Late(node, workers[0], uids, progress))
+                    await self.cluster.abort(workers[0], node.name, uids)
+                    ended = await self.ends_within(call, ABORT_SECONDS)
+                if not ended:
+                    names = ", ".join(dict.fromkeys(workers))
+                    raise RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=names)
+                await call
+            finally:
+                call.cancel()
+
+        self.beside(guarded())
+
+    async def ends_within(self, call: asyncio.Future[None], seconds: float | None) -> bool:
+        """Whether a call ends in time; while engines are paused no time passes."""
+        start, before = time.monotonic(), self.paused_seconds
+        left = seconds
+        while left is None or left > 0:
+            done, _ = await asyncio.wait([call], timeout=left)
+            if done:
+                return True
+            assert seconds is not None, "without a limit it has ended"
+            left = seconds - (time.monotonic() - start) + self.paused_seconds - before
+        return False
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let work run beside the loop; its error becomes an arrival."""
 
         async def guarded() -> None:
             try:
-                async with asyncio.timeout(limit):
-                    await work
-            except TimeoutError:
-                late = RunError(
-                    f"no end within its timeout of {limit:g} s",
-                    node=node.name,
-                    worker=", ".join(dict.fromkeys(workers)),
-                )
-                self.arrivals.put_nowait(late)
+                await work
             except (Exception, KeyboardInterrupt) as error:  # with --local a second Ctrl-C strikes in here
                 self.arrivals.put_nowait(error)
 
         task = asyncio.ensure_future(guarded())
         self.running.add(task)
         task.add_done_callback(self.running.discard)
+
+    def abort(self, uids: Sequence[str]) -> None:
+        """Groups are given up: generate them no further."""
+        for node in self.plan.graph.nodes.values():
+            for worker in self.copies(node) if node.weights == "generates" else ():
+                self.beside(self.cluster.abort(worker, node.name, uids))
+
+    def copies(self, node: BoundNode) -> Sequence[str]:
+        """Of a node that generates, the first worker of each copy of its model, which speaks for the others."""
+        return self.workers[self.plan.pool_of(node)][:: node.workers_per_copy]
 
     async def run(self, worker: str, call: Call, refs: Sequence[Any], load: int, progress: Progress) -> None:
         """One call of a node on one worker; its blocks arrive one by one."""
@@ -161,6 +219,8 @@ class Dispatcher:
                 self.load[worker] -= load
             if call.serves:
                 self.serving[worker] -= len(receipt.settled)
+            elif self.serves and receipt.last and not self.paused and worker in self.rollout_workers:
+                await self.cluster.resume(worker)  # a model has computed where an engine was
             self.arrivals.put_nowait(Arrival(call.node, receipt, returned, progress))
 
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str], progress: Progress) -> None:
@@ -178,13 +238,18 @@ class Dispatcher:
 
     async def pause(self) -> None:
         """Let all engines sleep between two tokens, with their requests kept."""
-        self.paused = True
+        self.paused, self._pause_began = True, time.monotonic()
         await asyncio.gather(*map(self.cluster.pause, self.rollout_workers))
 
     async def resume(self) -> None:
         """Let their requests go on."""
         await asyncio.gather(*map(self.cluster.resume, self.rollout_workers))
-        self.paused = False
+        self._paused_before, self.paused = self.paused_seconds, False
+
+    @property
+    def paused_seconds(self) -> float:
+        """How long engines have been paused in this run."""
+        return self._paused_before + (time.monotonic() - self._pause_began) * self.paused
 
     @property
     def rollout_workers(self) -> list[str]:

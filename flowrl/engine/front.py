@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from flowrl.batch import Batch, Prompt
 from flowrl.column import Column, as_array
 from flowrl.data import stream
 from flowrl.engine.cluster import Cluster
-from flowrl.engine.dispatch import Arrival
+from flowrl.engine.dispatch import Arrival, Dispatcher
 from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
 from flowrl.gate import Gate, limits_of
 from flowrl.graph.build import DATA, Graph
 from flowrl.graph.plan import Plan
+from flowrl.join import take_groups
 from flowrl.rows import Rows
-from flowrl.schedule.base import Progress
-from flowrl.schedule.flow import Flow, Reason, prompt_of
-from flowrl.schedule.policy import schedule_of
+from flowrl.schedule.base import Progress, Schedule
+from flowrl.schedule.flow import AGAIN, Flow, Reason, prompt_of
 
 
 class Front:
     """Admits prompts as the schedule wants it, and follows their groups until they are trained or given up."""
 
-    def __init__(
-        self, plan: Plan, cluster: Cluster, prompts: stream.PromptStream, store: Store, sampler: Sampler
-    ) -> None:
-        self.plan, self.cluster, self.prompts, self.store, self.sampler = plan, cluster, prompts, store, sampler
-        self.schedule, self.flow = schedule_of(plan), Flow()
+    def __init__(self, plan: Plan, schedule: Schedule, prompts: stream.PromptStream, dispatcher: Dispatcher) -> None:
+        self.plan, self.schedule, self.prompts, self.dispatcher = plan, schedule, prompts, dispatcher
+        self.cluster, self.store, self.sampler = dispatcher.cluster, dispatcher.store, dispatcher.sampler
+        self.flow = Flow()
         # Without slack all groups of a batch are admitted together; else whatever is there is worked on.
         canonical = {} if plan.slack else plan.canonical_groups
         self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical)
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
         self.later: list[stream.Prompt] = []
-        """Prompts whose groups were given up for their age: they come first in the next step."""
+        """Prompts that are tried again: they come first in the next step."""
         self.again: list[stream.Prompt] = []
+        self.max_restarts = getattr(plan.document.schedule, "max_restarts", 0)
         self.limits = limits_of(plan.gate.node if plan.gate is not None and plan.gate.node is not None else Gate())
+        self.told = Counter[Reason]()
+        """What was given up until the end of the last step."""
         self.num_sessions = Counter[str]()
         """By group, the trajectories that it has."""
 
@@ -56,11 +58,15 @@ class Front:
             return
         again, self.again = self.again[:num], self.again[num:]
         prompts = again + (self.prompts.take(num - len(again)) if num > len(again) else [])
+        self.sampler.begin(self.progress.step, self.put_in_flight(prompts, version))
+
+    def put_in_flight(self, prompts: Sequence[stream.Prompt], version: int) -> Batch:
+        """Let prompts flow; their columns."""
         batch = admit(self.store, self.cluster, self.plan.graph, prompts, self.plan.document.batch.group)
         self.rows |= {prompt.uid: prompt for prompt in prompts}
-        self.sampler.begin(self.progress.step, batch)
         self.flow.admit(batch.rows.uids, version, self.schedule.patient)
         self.progress.admit(batch.rows.uids)
+        return batch
 
     @property
     def room(self) -> int:
@@ -109,14 +115,26 @@ class Front:
                 self.flow.settle(uid, receipt.oldest.get(uid))
 
     def give_up(self, uid: str, reason: Reason) -> None:
-        """A group will not be trained. One that is too old is tried again in the next step, as another attempt."""
+        """A group will not be trained. For some reasons its prompt is tried again in the next step, as another attempt."""
+        running = uid in self.flow.groups and not self.flow.groups[uid].settled
         if not self.flow.give_up(uid, reason):
             return
-        prompt = self.rows[uid]
-        if reason == "stale":
-            attempt = self.flow.evictions[prompt_of(uid)]
-            self.later.append(prompt._replace(uid=f"{prompt_of(uid)}a{attempt}"))
+        attempt = self.flow.restarts[prompt_of(uid)]
+        if reason in AGAIN and attempt <= self.max_restarts:
+            self.later.append(self.rows[uid]._replace(uid=f"{prompt_of(uid)}a{attempt}"))
+        if running and reason == "stale":
+            self.dispatcher.abort([uid])
         self.leave([uid])
+
+    def late(self, uids: Iterable[str]) -> str:
+        """Groups had no end within their timeout; what becomes of them, for people.
+
+        Where the schedule replaces groups they are given up and tried again; else they settle with what they have.
+        """
+        late = [uid for uid in uids if uid not in self.flow.groups or not self.flow.groups[uid].settled]
+        for uid in late if self.schedule.serves else ():
+            self.give_up(uid, "late")
+        return f"{', '.join(late)} {'are tried again' if self.schedule.serves else 'end with what they have'}"
 
     def leave(self, uids: Iterable[str]) -> None:
         """Groups are in flight no more."""
@@ -128,11 +146,51 @@ class Front:
             del self.rows[uid]
             self.num_sessions.pop(uid, None)
 
-    def end(self) -> None:
-        """A step has ended: its groups are trained."""
+    def end(self) -> dict[str, float]:
+        """A step has ended: its groups are trained. What was measured of those in flight, where it says anything."""
         for uid in self.schedule.surplus(self.flow):
             self.give_up(uid, "surplus")
         self.leave(self.flow.trained())
+        before, self.told = self.told, Counter(self.flow.given_up)
+        if not self.schedule.serves and self.plan.gate is None:
+            return {}
+        lost = {f"rollout/given_up/{reason}": float(self.told[reason] - before[reason]) for reason in get_args(Reason)}
+        return lost | {"rollout/in_flight": float(len(self.flow.groups))}
+
+    def state(self) -> dict[str, Any]:
+        """The place in the data and the prompts in flight, for a checkpoint."""
+        groups = [
+            {"uid": g.uid, "row": self.rows[g.uid].row, "version": g.version, "oldest": g.oldest, "settled": g.settled}
+            for g in self.flow.groups.values()
+        ]
+        later = [{"uid": prompt.uid, "row": prompt.row} for prompt in (*self.again, *self.later)]
+        flow = {"front": sorted(self.plan.front), "groups": groups, "later": later, "restarts": self.flow.restarts}
+        return {**self.prompts.state(), "flow": flow} if groups or later or self.flow.restarts else self.prompts.state()
+
+    def columns(self) -> list[Batch]:
+        """The columns of the groups that wait for a batch, for a checkpoint."""
+        uids = [group.uid for group in self.flow.ready]
+        parts = self.store.holding(uids)
+        return [take_groups(batch, uids) for batch in self.cluster.fetch([part.ref for part in parts])] if uids else []
+
+    def restore(self, state: Mapping[str, Any], columns: Iterable[Batch], version: int) -> None:
+        """Take up what was in flight: groups that were ready are so again, others are generated anew in their place."""
+        flow = state.get("flow")
+        if flow is None or state["cursor"] != self.prompts.state()["cursor"]:
+            return  # other data: nothing of it is in flight
+        self.flow.restarts = Counter(flow["restarts"])
+        self.later = [stream.Prompt(prompt["uid"], prompt["row"]) for prompt in flow["later"]]
+        same = flow["front"] == sorted(self.plan.front)
+        for group in flow["groups"]:
+            uid, whole = group["uid"], group["settled"] and same
+            self.put_in_flight([stream.Prompt(uid, group["row"])], group["version"] if whole else version)
+            if whole:
+                for name in self.plan.front:
+                    self.progress.submit(name, [uid])
+                    self.progress.settle(name, [uid])
+                self.flow.settle(uid, group["oldest"])
+        for batch in columns if same else ():
+            self.store.add(self.cluster.put(batch), batch.columns, batch.rows)
 
 
 def refused(batches: Iterable[Batch], field: str) -> list[str]:

@@ -15,7 +15,7 @@ from flowrl.data.stream import Prompt, PromptStream
 from flowrl.engine.call import Receipt, WorkerSetup
 from flowrl.engine.checkpoint import Checkpoint
 from flowrl.engine.cluster import Cluster
-from flowrl.engine.dispatch import Arrival, Dispatcher
+from flowrl.engine.dispatch import Arrival, Dispatcher, Late
 from flowrl.engine.front import Front
 from flowrl.engine.samples import Sampler
 from flowrl.engine.saver import Saver, written_at_the_end
@@ -26,6 +26,7 @@ from flowrl.errors import RunError
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.schedule.base import Progress
+from flowrl.schedule.policy import schedule_of
 from flowrl.schedule.record import Event, Recorder
 
 LATE_SECONDS = 60.0
@@ -51,11 +52,10 @@ class Loop:
         self.validation = validation or {}
         self.plan, self.cluster, self.recorder = plan, cluster, recorder
         self.saver, self.resumed = saver, resumed
-        self.store, self.sampler = Store(), Sampler(plan, cluster, recorder)
-        self.front = Front(plan, cluster, prompts, self.store, self.sampler)
-        self.schedule = self.front.schedule
+        self.schedule, self.store, self.sampler = schedule_of(plan), Store(), Sampler(plan, cluster, recorder)
         names = {name: [worker.name for worker in workers if worker.pool == name] for name in plan.pools}
         self.dispatcher = Dispatcher(plan, cluster, names, self.store, self.sampler, self.schedule.serves)
+        self.front = Front(plan, self.schedule, prompts, self.dispatcher)
         self.trains = any(node.weights == "updates" for node in plan.graph.nodes.values())
         self.updated = False
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
@@ -108,13 +108,12 @@ class Loop:
         """The weights are synced: let rollouts go on, and write down what was measured."""
         if self.schedule.pauses:
             await self.dispatcher.resume()
-        self.front.end()
-        self.unrecorded.append((step, self.plan.document.run.steps, self.tally.metrics() | await validate(self, step)))
+        metrics = self.tally.metrics() | self.front.end() | await validate(self, step)
+        self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):
             self.record()
-            await self.saver.save(
-                step, self.dispatcher.versions, self.front.prompts.state(), self.dispatcher.arrivals.put_nowait
-            )
+            state, columns, failed = self.front.state(), self.front.columns(), self.dispatcher.arrivals.put_nowait
+            await self.saver.save(step, self.dispatcher.versions, state, columns, failed)
 
     async def restore(self) -> int:
         """Go on from the checkpoint, if there is one: the last step that it holds. Else validate what is there."""
@@ -128,6 +127,7 @@ class Loop:
         versions = self.dispatcher.versions
         versions |= {name: version for name, version in self.resumed.versions.items() if name in versions}
         await self.dispatcher.weight_sync.push_all(versions)
+        self.front.restore(self.resumed.data["state"], self.resumed.columns(), self.version)
         return self.resumed.step
 
     @property
@@ -142,7 +142,7 @@ class Loop:
             if num_calls > 1 and self.plan.graph.nodes[task.node].weights in ("reads", "updates"):
                 self.ranks_left[task.node, task.uids] = num_calls
 
-    async def next_arrival(self, progress: Progress) -> Arrival:
+    async def next_arrival(self, progress: Progress) -> Arrival | Late:
         """Wait for news; say who is late; raise what went wrong."""
         self.record()
         dispatcher = self.dispatcher
@@ -161,8 +161,13 @@ class Loop:
                 raise arrival
             return arrival
 
-    def collect(self, arrival: Arrival) -> None:
+    def collect(self, arrival: Arrival | Late) -> None:
         """Take in a block: where its columns lie, what it reports, and which groups are settled by it."""
+        if isinstance(arrival, Late):
+            groups = self.front.late(arrival.uids)
+            self.recorder.note(f"{arrival.progress.title}: {arrival.node.name} had no end within its timeout of "
+                               f"{arrival.node.spec.timeout:g} s on {arrival.worker}: {groups}", "warning")  # fmt: skip
+            return
         receipt, progress = arrival.receipt, arrival.progress
         node = self.plan.graph.nodes[arrival.node]
         tally = self.tally if progress.asked is None else self.measured

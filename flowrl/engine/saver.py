@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.batch import Batch
 from flowrl.engine import checkpoint
 from flowrl.engine.checkpoint import Incomplete, partial_folder
 from flowrl.engine.cluster import Cluster
@@ -53,10 +54,12 @@ class Saver:
             self._due = self._changed = False
         return wanted
 
-    async def save(self, step: int, versions: Mapping[str, int], data: Mapping[str, Any], failed: Failed) -> None:
-        """Let every worker copy its state, then write it beside the run.
+    async def save(
+        self, step: int, versions: Mapping[str, int], data: Mapping[str, Any], columns: Sequence[Batch], failed: Failed
+    ) -> None:
+        """Let every worker copy its state, then write it beside the run, with the `columns` of groups in flight.
 
-        Nothing else may be running. `failed` takes the error of a save that goes wrong later.
+        Nothing that trains may be running. `failed` takes the error of a save that goes wrong later.
         """
         await self.finish()
         start = time.monotonic()
@@ -73,7 +76,7 @@ class Saver:
             "versions": dict(versions),
             "data": {**self.about["data"], "state": dict(data)},
         }
-        self._writing = asyncio.ensure_future(self._write(_Save(step, partial, marker, sum(copies), start, copied)))
+        self._writing = asyncio.ensure_future(self._write(_Save(step, partial, marker, columns, sum(copies), start, copied)))
         self._writing.add_done_callback(lambda task: _tell(task, failed))
 
     async def finish(self) -> None:
@@ -99,6 +102,8 @@ class Saver:
             for fault in faults:
                 raise fault
             files = {name: size for part in written if isinstance(part, Mapping) for name, size in part.items()}
+            if save.columns:
+                files |= await asyncio.to_thread(checkpoint.write_columns, save.partial, save.columns)
             await asyncio.to_thread(checkpoint.complete, save.partial, save.marker, files)
         except Exception as error:  # of a disk, a network, a worker, or a node whose state cannot be pickled
             raise self._error(save.step, save.partial, _said(error), save.num_bytes) from None
@@ -146,6 +151,7 @@ class _Save:
     step: int
     partial: Path
     marker: Mapping[str, Any]
+    columns: Sequence[Batch]
     num_bytes: int
     """In host memory, of all workers."""
     start: float

@@ -40,6 +40,11 @@ class Store:
         wanted, groups = frozenset(fields), frozenset(uids)
         return [part for part in self._parts if part.fields & wanted and part.uids & groups]
 
+    def holding(self, uids: Iterable[str]) -> list[Part]:
+        """The objects that hold anything of these groups."""
+        groups = frozenset(uids)
+        return [part for part in self._parts if part.uids & groups]
+
     def release(self, fields: Iterable[str], uids: Iterable[str]) -> None:
         """These fields of these groups are no longer needed."""
         groups = set(uids)

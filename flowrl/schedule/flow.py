@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["stale", "filtered", "failed", "surplus"]
-"""Why a group is not trained: too old, refused by the gate, lost with its trajectories, or more than was needed."""
-MAX_EVICTIONS = 2
-"""A prompt whose group was given up so often for its age is waited for the next time."""
+Reason = Literal["stale", "late", "filtered", "failed", "surplus"]
+"""Why a group is not trained: too old, without an end within its timeout, refused by the gate, without trajectories, or
+more than was needed."""
+AGAIN = ("stale", "late")
+"""Reasons that say nothing of the prompt: it is tried again."""
+PATIENCE = 2
+"""A prompt that was given up so often for such a reason is never again given up for its age."""
 
 
 @dataclass
@@ -44,8 +47,8 @@ class Flow:
         """By uid, in the order of admission."""
         self.given_up = Counter[Reason]()
         """Of the whole run."""
-        self.evictions = Counter[str]()
-        """By prompt, how often it was given up for its age."""
+        self.restarts = Counter[str]()
+        """By prompt, how often it was given up for a reason that says nothing of it."""
         self.admitted = self.refused = 0
         """Since the last batch was cut: admitted, and refused by the gate."""
         self._number = 0
@@ -53,7 +56,7 @@ class Flow:
     def admit(self, uids: Iterable[str], version: int, waits: bool = False) -> None:
         """These prompts are in flight from now on; `waits` for those whose age does not matter."""
         for uid in uids:
-            patient = waits or self.evictions[prompt_of(uid)] >= MAX_EVICTIONS
+            patient = waits or self.restarts[prompt_of(uid)] >= PATIENCE
             self.groups[uid] = Group(uid, self._number, version, patient)
             self._number += 1
             self.admitted += 1
@@ -74,8 +77,8 @@ class Flow:
             return False
         self.given_up[reason] += 1
         self.refused += reason == "filtered"
-        if reason == "stale":
-            self.evictions[prompt_of(uid)] += 1
+        if reason in AGAIN:
+            self.restarts[prompt_of(uid)] += 1
         return True
 
     def trained(self) -> list[str]:

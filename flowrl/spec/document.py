@@ -118,6 +118,9 @@ class AsyncSchedule(Settings):
     """Most versions that a trained token may be behind."""
     stale: Literal["drop", "wait"] = "drop"
     """What becomes of a group that would be too old: dropped and replaced, or waited for."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often a prompt is tried again whose group was dropped for its age or had no end within its timeout; from the
+    second time on its age is waited for."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Prompts in flight; null is batch.prompts x (1 + the smaller of warmup_batches and max_staleness)."""
 

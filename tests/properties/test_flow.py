@@ -58,7 +58,7 @@ class Run(RuleBasedStateMachine):
         assert self.flow.give_up(uid, reason)  # type: ignore[arg-type]
         self.given_up[uid] += 1
         if reason == "stale":
-            self.later.append(f"{prompt_of(uid)}a{self.flow.evictions[prompt_of(uid)]}")
+            self.later.append(f"{prompt_of(uid)}a{self.flow.restarts[prompt_of(uid)]}")
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
