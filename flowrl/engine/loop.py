@@ -127,6 +127,8 @@ class Loop:
         versions = self.dispatcher.versions
         versions |= {name: version for name, version in self.resumed.versions.items() if name in versions}
         await self.dispatcher.weight_sync.push_all(versions)
+        if self.schedule.serves:
+            await self.dispatcher.resume()  # engines have left the device's memory to the weights that were loaded
         self.front.restore(self.resumed.data["state"], self.resumed.columns(), self.version)
         return self.resumed.step
 
