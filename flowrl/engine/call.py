@@ -122,3 +122,5 @@ class Receipt:
 
     A group that has no token is missing.
     """
+    longest: Mapping[str, int] = field(default_factory=dict)
+    """Of a node that generates: tokens of the longest response of each settled group that has any."""

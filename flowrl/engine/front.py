@@ -9,9 +9,9 @@ from typing import Any, get_args
 from flowrl.batch import Batch, Prompt
 from flowrl.column import Column, as_array
 from flowrl.data import stream
+from flowrl.engine.call import Receipt
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.dispatch import Arrival, Dispatcher
-from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
 from flowrl.gate import Gate, limits_of
@@ -40,10 +40,10 @@ class Front:
         self.again: list[stream.Prompt] = []
         self.max_restarts = getattr(plan.document.schedule, "max_restarts", 0)
         self.limits = limits_of(plan.gate.node if plan.gate is not None and plan.gate.node is not None else Gate())
+        self.lengths = Counter[str]()
+        """Of groups given up for their age in this step, by the length of their longest response."""
         self.told = Counter[Reason]()
         """What was given up until the end of the last step."""
-        self.num_sessions = Counter[str]()
-        """By group, the trajectories that it has."""
 
     def begin(self, step: int) -> None:
         """A step begins; which prompts it admits first is what people may look at."""
@@ -100,29 +100,46 @@ class Front:
         receipt, node = arrival.receipt, self.plan.graph.nodes[arrival.node]
         self.progress.settle(node.name, receipt.settled)
         if node.weights == "generates":
-            self.num_sessions.update(receipt.rows.uids[group] for group in receipt.rows.group.tolist())
+            self.generated(receipt)
         if node is self.plan.gate:
-            gate = node.spec.gate or ""
-            refs = [ref for ref, fields in zip(arrival.refs, receipt.fields, strict=False) if gate in fields]
-            for uid in refused(self.cluster.fetch(refs), gate):
-                self.give_up(uid, "filtered")
+            kept = self.kept(arrival, node.spec.gate or "")
+            for uid in receipt.settled:
+                if uid not in kept:
+                    self.give_up(uid, "filtered")
         for uid in receipt.settled:
-            if uid not in self.flow.groups or not self.progress.has_settled(uid):
-                continue
-            if self.schedule.serves and not self.num_sessions[uid]:
-                self.give_up(uid, "failed")
-            else:
-                self.flow.settle(uid, receipt.oldest.get(uid))
+            if uid in self.flow.groups and self.progress.has_settled(uid):
+                self.flow.settle(uid)
+
+    def generated(self, receipt: Receipt) -> None:
+        """Take note of what groups consist of; one without any trajectory is replaced where it can be."""
+        num_sessions = Counter(receipt.rows.uids[group] for group in receipt.rows.group.tolist())
+        for uid in receipt.settled:
+            if uid in self.flow.groups:
+                group = self.flow.groups[uid]
+                group.num_sessions += num_sessions[uid]
+                versions = (group.oldest, receipt.oldest.get(uid))
+                group.oldest = min((version for version in versions if version is not None), default=None)
+                group.longest = max(group.longest or 0, receipt.longest.get(uid, 0))
+                if not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
+                    self.give_up(uid, "failed")
+
+    def kept(self, arrival: Arrival, field: str) -> set[str]:
+        """The groups of a block that the gate keeps."""
+        refs = [ref for ref, fields in zip(arrival.refs, arrival.receipt.fields, strict=False) if field in fields]
+        batches = self.cluster.fetch(refs)
+        return {uid for b in batches for uid, keep in zip(b.rows.uids, b.columns[field].values, strict=True) if keep}
 
     def give_up(self, uid: str, reason: Reason) -> None:
-        """A group will not be trained. For some reasons its prompt is tried again in the next step, as another attempt."""
-        running = uid in self.flow.groups and not self.flow.groups[uid].settled
-        if not self.flow.give_up(uid, reason):
+        """A group will not be trained; for some reasons its prompt is tried again in the next step."""
+        group = self.flow.groups.get(uid)
+        if group is None or not self.flow.give_up(uid, reason):
             return
+        if reason == "stale":
+            self.lengths[bucket(group.longest)] += 1
         attempt = self.flow.restarts[prompt_of(uid)]
         if reason in AGAIN and attempt <= self.max_restarts:
             self.later.append(self.rows[uid]._replace(uid=f"{prompt_of(uid)}a{attempt}"))
-        if running and reason == "stale":
+        if not group.settled and reason == "stale":
             self.dispatcher.abort([uid])
         self.leave([uid])
 
@@ -144,7 +161,6 @@ class Front:
         self.sampler.leave(gone)
         for uid in gone:
             del self.rows[uid]
-            self.num_sessions.pop(uid, None)
 
     def end(self) -> dict[str, float]:
         """A step has ended: its groups are trained. What was measured of those in flight, where it says anything."""
@@ -155,6 +171,8 @@ class Front:
         if not self.schedule.serves and self.plan.gate is None:
             return {}
         lost = {f"rollout/given_up/{reason}": float(self.told[reason] - before[reason]) for reason in get_args(Reason)}
+        lengths, self.lengths = self.lengths, Counter()
+        lost |= {f"rollout/given_up/stale/{name}": float(num) for name, num in lengths.items()}
         return lost | {"rollout/in_flight": float(len(self.flow.groups))}
 
     def state(self) -> dict[str, Any]:
@@ -193,14 +211,7 @@ class Front:
             self.store.add(self.cluster.put(batch), batch.columns, batch.rows)
 
 
-def refused(batches: Iterable[Batch], field: str) -> list[str]:
-    """The groups that a gate refuses."""
-    return [uid for b in batches for uid, keep in zip(b.rows.uids, b.columns[field].values, strict=True) if not keep]
-
-
-def admit(
-    store: Store, cluster: Cluster, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int
-) -> Batch:
+def admit(store: Store, cluster: Cluster, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int) -> Batch:
     """Put the columns of prompts that a part of the graph reads where its nodes find them, and return them."""
     num = len(prompts)
     rows = Rows([prompt.uid for prompt in prompts], planned=[num_sessions] * num, settled=[0] * num)
@@ -212,3 +223,8 @@ def admit(
     if columns:
         store.add(cluster.put(batch), columns, rows)
     return batch
+
+
+def bucket(num_tokens: int | None) -> str:
+    """The power of two that a length does not exceed; None is of a response that has not ended."""
+    return "unfinished" if num_tokens is None else f"up_to_{1 << max(num_tokens - 1, 0).bit_length()}"

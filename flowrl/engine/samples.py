@@ -102,7 +102,7 @@ class Sampler:
         self._refs.append(ref)
 
     def leave(self, uids: Iterable[str]) -> None:
-        """Groups are trained or given up: with the last of the chosen ones the objects are read back, beside the run."""
+        """Groups are trained or given up: with the last chosen one the objects are read back, beside the run."""
         open_before, self._left = bool(self._left), self._left.difference(uids)
         if open_before and not self._left:
             self._read()

@@ -76,7 +76,9 @@ class Saver:
             "versions": dict(versions),
             "data": {**self.about["data"], "state": dict(data)},
         }
-        self._writing = asyncio.ensure_future(self._write(_Save(step, partial, marker, columns, sum(copies), start, copied)))
+        self._writing = asyncio.ensure_future(
+            self._write(_Save(step, partial, marker, columns, sum(copies), start, copied))
+        )
         self._writing.add_done_callback(lambda task: _tell(task, failed))
 
     async def finish(self) -> None:

@@ -239,20 +239,28 @@ class Worker:
             start, time.time(), bytes_in, num_bytes,
             tuple(report.metrics.values()), tuple(report.failures), report.failed, last,
             node.changed(), fields, len(returned) > len(outputs),
-            oldest_versions(spec, whole) if node.weights == "generates" and whole is not None else {},
+            *(ages_and_lengths(spec, whole) if node.weights == "generates" and whole is not None else ()),
         )  # fmt: skip
         return receipt, returned
 
 
-def oldest_versions(spec: NodeSetup, block: Batch) -> dict[str, int]:
-    """The smallest version of the weights that made a token of each group, where the node says which made it."""
-    versions = block.columns.get(spec.writes.get("policy_version", ""))
-    if not isinstance(versions, Token):
-        return {}
+def ages_and_lengths(spec: NodeSetup, block: Batch) -> tuple[dict[str, int], dict[str, int]]:
+    """Of each group the smallest version that made a token of it, where the node says which did, and its longest
+    response in tokens.
+    """
+    uids, group = block.rows.uids, block.rows.group
     none = np.iinfo(np.int64).max
-    found = np.full(len(block.rows.uids), none)
-    np.minimum.at(found, block.rows.group[versions.jagged.row], versions.values)
-    return {uid: int(version) for uid, version in zip(block.rows.uids, found, strict=True) if version < none}
+    oldest, longest = np.full(len(uids), none), np.zeros(len(uids), dtype=np.int64)
+    versions = block.columns.get(spec.writes.get("policy_version", ""))
+    if isinstance(versions, Token):
+        np.minimum.at(oldest, group[versions.jagged.row], versions.values)
+    for column in block.columns.values():
+        if isinstance(column, Token):
+            np.maximum.at(longest, group, column.lengths)
+    return (
+        {uid: int(version) for uid, version in zip(uids, oldest, strict=True) if version < none},
+        {uid: int(length) for uid, length in zip(uids, longest, strict=True) if length},
+    )
 
 
 def check_rows(node: Node, spec: NodeSetup, rows: Rows, inputs: Rows) -> None:

@@ -29,8 +29,12 @@ class Group:
     """Never given up for its age: batches wait for it instead."""
     settled: bool = False
     """Whatever a batch needs of it is there."""
+    num_sessions: int = 0
+    """Trajectories that it has."""
     oldest: int | None = None
     """Smallest version of its tokens, once they are there."""
+    longest: int | None = None
+    """Tokens of its longest response, once it is there."""
     cut: bool = False
     """It is part of a batch."""
 
@@ -63,7 +67,8 @@ class Flow:
 
     def settle(self, uid: str, oldest: int | None = None) -> None:
         """All that a batch needs of a group is there."""
-        self.groups[uid].settled, self.groups[uid].oldest = True, oldest
+        group = self.groups[uid]
+        group.settled, group.oldest = True, group.oldest if oldest is None else oldest
 
     def cut(self, uids: Iterable[str]) -> None:
         """These are a batch now; they stay in flight until it is trained."""

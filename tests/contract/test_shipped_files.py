@@ -11,8 +11,8 @@ import flowrl
 from flowrl.registry import find, library_names
 
 ROOT = Path(__file__).parents[2]
-PLANNED = {"qwen_gsm8k_2node": 1, "grpo_dapo": 1, "grpo_off_policy": 1}
-"""What can be planned, and not yet run: the number of machines, a gate, an asynchronous schedule are warned of."""
+PLANNED = {"qwen_gsm8k_2node": 1}
+"""What can be planned, and not yet run: the number of machines is warned of."""
 FILES = sorted([*ROOT.glob("pipelines/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
 
 

@@ -75,11 +75,12 @@ def test_several_files_are_checked_in_one_go() -> None:
 
 
 def test_what_cannot_be_run_yet_can_be_checked_planned_and_drawn_but_not_run() -> None:
+    machines = ("--set", "pools.train={workers: 2, nodes: 2}")
     for command in (("check",), ("plan",), ("show", "--unroll", "2")):
-        code, out, _ = flowrl(command[0], DEFAULT, *APART, *command[1:])
+        code, out, _ = flowrl(command[0], DEFAULT, *machines, *command[1:])
         assert (code, bool(out)) == (0, True), command
     for command in (("run",), ("run", "--dry-run")):
-        code, out, err = flowrl(command[0], DEFAULT, *APART, *command[1:])
+        code, out, err = flowrl(command[0], DEFAULT, *machines, *command[1:])
         assert code == 2
         assert "error[FR079] --set:1:" in err
 

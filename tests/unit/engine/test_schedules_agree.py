@@ -1,4 +1,4 @@
-"""One graph, three schedules: without slack they make the same values, bit for bit, of the same rows in the same step."""
+"""One graph, three schedules: without slack they make the same values, bit for bit, of the same rows in a step."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def test_a_gate_is_not_wasted() -> None:
         "sync": {"use": "Sync", "model": "policy"},
     }
     sections = {"models": {"policy": {"path": "x", "trainable": True}}, "pools": {"gpu": {}}}
-    assert [problem.code for problem in check(nodes, **sections)] == ["FR079"]
+    assert [problem.code for problem in check(nodes, **sections)] == []
 
 
 # A class of the user's that fails when it is asked.

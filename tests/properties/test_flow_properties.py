@@ -1,4 +1,4 @@
-"""Whatever happens to rollouts, in whatever order: bounds hold, nothing is lost or trained twice, nothing waits for ever."""
+"""Whatever happens to rollouts, in any order: bounds hold, nothing is lost or trained twice, nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class Run(RuleBasedStateMachine):
         sync=st.booleans(),
         gated=st.booleans(),
     )
-    def start(
-        self, batch: int, updates: int, slack: int, ahead: int, patient: bool, sync: bool, gated: bool
-    ) -> None:
+    def start(self, batch: int, updates: int, slack: int, ahead: int, patient: bool, sync: bool, gated: bool) -> None:
         self.updates = 1 if sync else updates
         self.prompts = batch * self.updates
         self.capacity = self.prompts * (1 + (0 if sync else min(ahead, slack)))
