@@ -24,6 +24,10 @@ from flowrl.run_files import CHECKPOINTS, known_runs, named_run
 from flowrl.spec.strict import validated
 
 
+OTHERS = "any program that loads Hugging Face folders"
+ADAPTER_USE = "beside its base model, with peft or vLLM; without --adapter it is merged into one model"
+
+
 class _Refused(Exception):
     """Why nothing is exported."""
 
@@ -41,7 +45,7 @@ def export_run(run: str, step: int | None, output: Path | None, adapter: bool, m
     except _Refused as error:
         say(f"error: {error}")
         return WRONG
-    print(f"wrote {folder}\nuse it: `path: {folder}` under models:, or any program that loads Hugging Face folders")
+    print(f"wrote {folder}\nuse it: {ADAPTER_USE if adapter else f'`path: {folder}` under models:, or {OTHERS}'}")
     return FINE
 
 

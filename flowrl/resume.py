@@ -25,8 +25,10 @@ from flowrl.engine.cluster import Cluster
 from flowrl.engine.saver import Saver
 from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes.adapters import other_adapters
 from flowrl.graph.sizes.architecture import Architecture
 from flowrl.graph.sizes.model_config import read_architecture
+from flowrl.model import ModelSpec
 from flowrl.run_files import CHECKPOINTS, RunInfo, cut_records, is_running, known_runs, named_run, read_info, runs_of
 from flowrl.schedule.record import Level, Recorder
 from flowrl.spec.document import CheckpointSpec, Document
@@ -234,6 +236,10 @@ def _unfit(checkpoint: Checkpoint, plan: Plan) -> str:
         if differ:
             key = differ[0]
             return f"models.{now['model']} had {key} {was[key]} and now has {now['shape'].get(key)}"
+        spec = plan.document.models[now["model"]]
+        before = ModelSpec.model_validate_json(json.dumps(saved[name]["spec"]))
+        if fault := other_adapters(read_architecture(spec.path), before.lora, spec.lora):
+            return f"models.{now['model']} {fault}"
     return ""
 
 

@@ -56,6 +56,7 @@ CHECKS: tuple[Check, ...] = (
     names.sync_with_a_pool,
     names.failure_policy,
     training.optimizer,
+    training.adapted_layers,
     names.unknown_run,
     fields.missing_writer,
     fields.two_writers,
