@@ -23,7 +23,6 @@ from flowrl.registry import BrokenNode, NodeRef, UnknownNode
 from flowrl.run_files import CHECKPOINTS, known_runs, named_run
 from flowrl.spec.strict import validated
 
-
 OTHERS = "any program that loads Hugging Face folders"
 ADAPTER_USE = "beside its base model, with peft or vLLM; without --adapter it is merged into one model"
 

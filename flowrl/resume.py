@@ -60,25 +60,22 @@ class Start:
     """Newer checkpoints that are left out, and why."""
 
     @property
-    def step(self) -> int:
-        """The last step that is already done."""
-        return self.checkpoint.step if self.checkpoint is not None else 0
+    def last_kept(self) -> int:
+        """The last step whose records stay: not even step 0, which comes again, of a run that begins again."""
+        return self.checkpoint.step if self.checkpoint is not None else -1
 
     def cut(self) -> None:
         """Remove what the run has recorded and saved of later steps."""
         if self.folder is not None:
-            cut_records(self.folder, self.step)
-            drop_after(self.folder, self.step)
+            cut_records(self.folder, self.last_kept)
+            drop_after(self.folder, self.last_kept)
 
-    def metrics(self) -> list[dict[str, float]]:
-        """Of the steps that are already done."""
+    def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Of the steps that are already done, each with its number."""
         file = self.folder / "metrics.jsonl" if self.folder is not None else None
         lines = file.read_text(encoding="utf-8").split("\n") if file is not None and file.is_file() else []
         found = [json.loads(line) for line in lines if line]
-        return [
-            {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
-            for line in found
-        ]
+        return [(line.pop("step"), {k: math.nan if v is None else v for k, v in line.items()}) for line in found]
 
     def tell(self, note: Note) -> None:
         """Say where the run begins, and what is wrong with newer checkpoints."""

@@ -58,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     training.optimizer,
     training.adapted_layers,
     names.unknown_run,
+    names.repeated_tracker,
     fields.missing_writer,
     fields.two_writers,
     fields.type_mismatch,

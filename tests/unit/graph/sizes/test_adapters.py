@@ -74,10 +74,11 @@ def test_the_adapters_of_a_model_are_counted_as_peft_makes_them(kind: str, targe
 
 
 NAMES = (
-    "q_proj", "qkv_proj", "gate_proj", "down_proj", "c_attn", "mlp.c_proj", "layers.1.self_attn.k_proj", "h.0.attn.c_attn",
-    "model.layers.0.mlp.up_proj", "embed_tokens", "wte", "lm_head", "self_attn", "mlp", "norm", "input_layernorm", "q_prj",
-    "layers.7.self_attn.q_proj", "proj", "wpe",
+    "q_proj", "qkv_proj", "gate_proj", "down_proj", "c_attn", "mlp.c_proj", "layers.1.self_attn.k_proj",
+    "h.0.attn.c_attn", "model.layers.0.mlp.up_proj", "embed_tokens", "wte", "wpe", "lm_head", "self_attn", "mlp",
+    "norm", "input_layernorm", "q_prj", "layers.7.self_attn.q_proj", "proj",
 )  # fmt: skip
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_is_refused_before_the_run_where_the_run_would_refuse_it(kind: str) -> None:
