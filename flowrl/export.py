@@ -24,7 +24,9 @@ from flowrl.run_files import CHECKPOINTS, known_runs, named_run
 from flowrl.spec.strict import validated
 
 OTHERS = "any program that loads Hugging Face folders"
+"""What else reads a whole model."""
 ADAPTER_USE = "beside its base model, with peft or vLLM; without --adapter it is merged into one model"
+"""What reads an adapter."""
 
 
 class _Refused(Exception):

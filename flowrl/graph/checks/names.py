@@ -1,4 +1,4 @@
-"""Checks of names: models, columns of prompts, pools (FR007, FR010, FR012, FR019, FR022, FR053), runs (FR080), trackers."""
+"""Checks of names: models, prompt columns, pools, trackers (FR007, FR010, FR012, FR019, FR022, FR053), runs (FR080)."""
 
 from __future__ import annotations
 
