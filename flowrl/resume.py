@@ -25,8 +25,10 @@ from flowrl.engine.cluster import Cluster
 from flowrl.engine.saver import Saver
 from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes.adapters import other_adapters
 from flowrl.graph.sizes.architecture import Architecture
 from flowrl.graph.sizes.model_config import read_architecture
+from flowrl.model import ModelSpec
 from flowrl.run_files import CHECKPOINTS, RunInfo, cut_records, is_running, known_runs, named_run, read_info, runs_of
 from flowrl.schedule.record import Level, Recorder
 from flowrl.spec.document import CheckpointSpec, Document
@@ -58,25 +60,22 @@ class Start:
     """Newer checkpoints that are left out, and why."""
 
     @property
-    def step(self) -> int:
-        """The last step that is already done."""
-        return self.checkpoint.step if self.checkpoint is not None else 0
+    def last_kept(self) -> int:
+        """The last step whose records stay: not even step 0, which comes again, of a run that begins again."""
+        return self.checkpoint.step if self.checkpoint is not None else -1
 
     def cut(self) -> None:
         """Remove what the run has recorded and saved of later steps."""
         if self.folder is not None:
-            cut_records(self.folder, self.step)
-            drop_after(self.folder, self.step)
+            cut_records(self.folder, self.last_kept)
+            drop_after(self.folder, self.last_kept)
 
-    def metrics(self) -> list[dict[str, float]]:
-        """Of the steps that are already done."""
+    def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Of the steps that are already done, each with its number."""
         file = self.folder / "metrics.jsonl" if self.folder is not None else None
         lines = file.read_text(encoding="utf-8").split("\n") if file is not None and file.is_file() else []
         found = [json.loads(line) for line in lines if line]
-        return [
-            {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
-            for line in found
-        ]
+        return [(line.pop("step"), {k: math.nan if v is None else v for k, v in line.items()}) for line in found]
 
     def tell(self, note: Note) -> None:
         """Say where the run begins, and what is wrong with newer checkpoints."""
@@ -234,6 +233,10 @@ def _unfit(checkpoint: Checkpoint, plan: Plan) -> str:
         if differ:
             key = differ[0]
             return f"models.{now['model']} had {key} {was[key]} and now has {now['shape'].get(key)}"
+        spec = plan.document.models[now["model"]]
+        before = ModelSpec.model_validate_json(json.dumps(saved[name]["spec"]))
+        if fault := other_adapters(read_architecture(spec.path), before.lora, spec.lora):
+            return f"models.{now['model']} {fault}"
     return ""
 
 

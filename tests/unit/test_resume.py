@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import PrivateAttr
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import flowrl
 from flowrl import Node, Sample
@@ -183,6 +184,24 @@ def test_a_run_that_had_saved_nothing_begins_again_in_its_folder(tmp_path: Path)
     assert f"begins again in {left.name}, which did not finish and had saved nothing" in log(left)
     assert steps_of(left) == list(range(1, STEPS + 1))
     assert uids(left) == uids(interrupted(tmp_path / "plain"))
+
+
+def test_what_was_measured_before_training_is_recorded_once_whatever_happens(tmp_path: Path) -> None:
+    """Stopped before the first checkpoint it comes again; after it, it is kept, and is no step of the result."""
+    data = document(tmp_path, checkpoint={"every": 4}, tracking={"type": "tensorboard"})
+    data["data"]["val"] = {"type": "arithmetic", "size": 3, "seed": 1}
+    data["nodes"]["accuracy"] = {"use": "evaluate.accuracy", "every": 3, "before_training": True}
+    (tmp_path / "stops").write_text("2 7")
+    assert attempt(data) is None and attempt(data) is None
+    result = flowrl.Pipeline(data).run(local=True, quiet=True)
+    assert steps_of(result.folder) == list(range(STEPS + 1))
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val/arithmetic/mean@1" in line] == [0, 3, 6, 9]
+    assert len(result.metrics) == STEPS and result.before_training["val/arithmetic/rows"] == 3
+    events = EventAccumulator(str(result.folder / "tensorboard")).Reload()
+    for name in ("val/arithmetic/mean@1", "rollout/tokens"):
+        values = {line["step"]: line[name] for line in lines if name in line}
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, pytest.approx(v)) for s, v in values.items()]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path: Path) -> None:
