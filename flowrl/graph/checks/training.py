@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from flowrl.errors import Problem, nearest
 from flowrl.graph.subject import Subject
-from flowrl.signatures import UnknownClass, signature_of
+from flowrl.signatures import Signature, UnknownClass, signature_of
 from flowrl.spec.scalars import number
 
 _ADAMW = "torch.optim:AdamW"
+_ROOT = "Optimizer"
 
 
 def optimizer(subject: Subject) -> Iterator[Problem]:
-    """FR007: an optimizer that is not there, or takes no weight decay; FR005: an option that it does not take."""
+    """FR007: an optimizer that is not there, is none, or takes no weight decay; FR005: an option it does not take."""
     for name, model in subject.document.models.items():
         spec, where = model.optimizer, ("models", name, "optimizer")
         shown = f"models.{name}: optimizer '{spec.type}'"
@@ -24,8 +25,13 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         except UnknownClass as error:
             yield Problem("FR007", subject.place(*where, "type"), f"{shown}: {error}", error.fix)
             continue
-        if found is None or found.takes_any:
+        if found is None:
             continue  # only making it will tell
+        if fault := _no_optimizer(found):
+            yield Problem("FR007", subject.place(*where, "type"), f"{shown} {fault}", "type: adamw")
+            continue
+        if found.takes_any:
+            continue
         taken = found.names[1:]
         if spec.weight_decay and "weight_decay" not in taken:
             yield Problem("FR007", subject.place(*where, "weight_decay"),
@@ -34,3 +40,12 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         for option in spec.options.keys() - set(taken):
             yield Problem("FR005", subject.place(*where, "options", option, key=True),
                           f"{shown} takes no '{option}'", nearest(option, taken))  # fmt: skip
+
+
+def _no_optimizer(found: Signature) -> str:
+    """Why a class cannot take the steps of a training, if it cannot."""
+    if found.root not in (None, _ROOT):
+        return f"is no optimizer of torch, but derived from {found.root}"
+    if found.required.get("step"):
+        return "computes the loss several times in a step, which is not possible here"
+    return ""
