@@ -4,7 +4,8 @@ Two kinds: what is *held* as long as the worker lives (weights, gradients, optim
 and what a node needs *while it runs* (KV cache, logits). A worker runs one node at a time, so its peak is all that is
 held plus the dearest node. Not counted: activations kept for the backward pass, buffers of collectives, what the
 allocator keeps back, the CUDA context (about 0.5 GiB). Source of the bytes per parameter: Rajbhandari et al. 2020,
-ZeRO, arXiv:1910.02054, section 3, with everything in float32: 4 weights + 4 gradients + 8 moments of AdamW; `moments.py` has those of others.
+ZeRO, arXiv:1910.02054, section 3, with everything in float32: 4 weights + 4 gradients + 8 moments of AdamW;
+`moments.py` has those of others.
 """
 
 from __future__ import annotations
