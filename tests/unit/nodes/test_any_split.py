@@ -186,17 +186,18 @@ def skipped(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch, clamped: b
     node = Policy(minibatch=4, max_tokens_per_microbatch=30)
     node.setup(context)
     trainer = trainer_of(context)
-    advantages, old = batch.columns["advantages"], batch.columns["old_log_probs"]
-    broken, token = advantages.values.copy(), np.flatnonzero(batch.columns["loss_mask"].values)[0]
+    columns, token = dict(batch.columns), np.flatnonzero(batch.columns["loss_mask"].values)[0]
+    advantages, old = columns["advantages"], columns["old_log_probs"].values.copy()
+    broken = advantages.values.copy()
     broken[token] = np.nan
-    if clamped:
-        old.values[token] = 99.0
+    old[token] = 99.0 if clamped else old[token]
+    columns["old_log_probs"] = columns["old_log_probs"]._with(old)
     values = [advantages.values, broken, advantages.values]
     found: dict[str, Any] = {"states": [], "changed": [], "rates": [], "steps": []}
     for each in values:
         found["rates"].append(trainer.learning_rate)
         with collect() as report:
-            node.run(**(batch.columns | {"advantages": advantages._with(each)}))  # type: ignore[arg-type]
+            node.run(**(columns | {"advantages": advantages._with(each)}))  # type: ignore[arg-type]
         if each is broken:
             found["metrics"] = list(report.metrics.values())
         tensors = [*trainer.module.state_dict().values()]
