@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metrics import metric
+from flowrl.metrics import collect, metric, replay
 from flowrl.model import SettingError
 from flowrl.nodes._backend.updating import Updating
 
@@ -50,7 +50,7 @@ class Policy(Updating):
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     max_skipped: int = Field(5, ge=1)
-    """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
+    """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
@@ -123,18 +123,20 @@ class Policy(Updating):
             begin(batch.positions[micro.rows], micro.num_tokens)
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
 
-        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin:
+        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin, collect() as report:
             update = self._trainer.step(plan, share)
-        for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
-            metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        if not update.skipped:
+        if not update.skipped:  # else its loss may be NaN, and so would be the mean over all steps
+            replay(report)
+            for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
+                metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
             metric("actor/grad_norm", lead * update.grad_norm, lead)
             metric("actor/grad_clipped", lead * update.clipped, lead)
+            metric("actor/lr", update.learning_rate, reduce="last")
             self._changed = True
         metric("actor/skipped_steps", lead * update.skipped, reduce="sum")
-        metric("actor/lr", update.learning_rate, reduce="last")
         if self._trainer.num_skipped >= self.max_skipped:
-            raise FloatingPointError(f"the gradient was not finite in {self.max_skipped} optimizer steps in a row")
+            steps = f"{self.max_skipped} optimizer step" + "s in a row" * (self.max_skipped > 1)
+            raise FloatingPointError(f"the loss or its gradient was not finite in {steps} (max_skipped)")
 
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""

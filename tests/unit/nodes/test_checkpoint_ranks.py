@@ -25,7 +25,6 @@ Weights = dict[str, Array]
 def a_node(rank: int, num_ranks: int, port: int, parallel: str) -> tuple[Policy, States, Any]:
     """An update with its trainer, in a process of its own."""
     import torch
-    from torch.distributed.fsdp import fully_shard
 
     from flowrl.nodes._backend.trainer import trainer_of
 
@@ -33,16 +32,12 @@ def a_node(rank: int, num_ranks: int, port: int, parallel: str) -> tuple[Policy,
     if num_ranks > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
-    context = Context(model="policy", models={"policy": SPEC}, rank=rank, num_ranks=num_ranks)
+    models = {"policy": SPEC.model_copy(update={"parallel": parallel})}
+    context = Context(model="policy", models=models, rank=rank, num_ranks=num_ranks)
     node = Policy(minibatch=2)
     node.setup(context)
-    trainer = trainer_of(context)
-    if parallel == "fsdp2":
-        module = trainer.module if num_ranks == 1 else trainer.model.module
-        trainer.module = trainer.model = fully_shard(module) if num_ranks > 1 else module
-        trainer.optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-3, weight_decay=0.0)
-    setup = WorkerSetup("train", rank, num_ranks, (), {"policy": SPEC}, 0, 1)
-    return node, States(setup, {"update": node}, ()), trainer
+    setup = WorkerSetup("train", rank, num_ranks, (), models, 0, 1)
+    return node, States(setup, {"update": node}, ()), trainer_of(context)
 
 
 def train(trainer: Any, num_steps: int) -> None:
