@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from flowrl.schedule.record import Recorder
 
@@ -10,10 +10,12 @@ from flowrl.schedule.record import Recorder
 class History(Recorder):
     """Keeps the metrics of every step."""
 
-    def __init__(self, before: Sequence[Mapping[str, float]] = ()) -> None:
-        """`before` are those of the steps that earlier attempts at the run have made."""
-        self.metrics: list[Mapping[str, float]] = list(before)
+    def __init__(self, before: Iterable[tuple[int, Mapping[str, float]]] = ()) -> None:
+        """`before` are step and metrics of what earlier attempts at the run have done."""
+        self.metrics: list[Mapping[str, float]] = []
         self.before_training: Mapping[str, float] = {}
+        for step, metrics in before:
+            self.step(step, step, metrics)
 
     def step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         """Keep the metrics; those of step 0 apart."""
