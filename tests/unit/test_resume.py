@@ -364,7 +364,9 @@ def test_one_that_is_damaged_and_yet_complete_ends_the_run_with_its_name(tmp_pat
     (left / "checkpoints" / "step_90").touch()  # whatever that is, it is no checkpoint
     file = left / "checkpoints" / "step_3" / "random" / "cpu-0.pickle"
     file.write_bytes(b"?" * file.stat().st_size)
-    with pytest.raises(RunError, match=r"checkpoint of step 3 of .* cannot be loaded: .*remove .*/step_3, and the same"):
+    with pytest.raises(
+        RunError, match=r"checkpoint of step 3 of .* cannot be loaded: .*remove .*/step_3, and the same"
+    ):
         attempt(data)
     shutil.rmtree(file.parents[1])
     assert attempt(data) == left
