@@ -122,15 +122,15 @@ class SavePlan:
 
 
 def where_to_start(plan: Plan, reading: Reading, resolved: str, named: str | None) -> Start:
-    """From `--resume`, if it `named` a run, else from the document. Raises `PipelineError` with FR080."""
+    """As `--resume` has `named` it, else as the document says. Raises `PipelineError` with FR080."""
     spec = plan.document.checkpoint or CheckpointSpec(resume="never")
-    if named is not None:
-        return _forced(plan, resolved, named, Place("--resume", 1, 1, len(named), named, "checkpoint.resume"))
-    if spec.resume == "auto":
+    wanted = spec.resume if named is None else named
+    if wanted == "auto":
         return _automatic(plan, resolved)
-    if spec.resume == "never":
-        return Start()
-    return _forced(plan, resolved, spec.resume, reading.place(("checkpoint", "resume")))
+    if wanted == "never":
+        return NEW
+    option = Place("--resume", 1, 1, len(wanted), wanted, "checkpoint.resume")
+    return _forced(plan, resolved, wanted, option if named is not None else reading.place(("checkpoint", "resume")))
 
 
 def _automatic(plan: Plan, resolved: str) -> Start:
@@ -153,7 +153,7 @@ def _gone_on_with(folder: Path, info: RunInfo, plan: Plan) -> Start:
         return Start(f"starts anew: {folder.name} has the same settings and is still running")
     if info.finished:
         return NEW
-    anew = "--set checkpoint.resume=never starts anew"
+    anew = "--resume never starts anew"
     if found is None and has_saved(folder):  # of which something may still be saved by hand
         return Start(f"starts anew: {folder.name} did not finish and has no complete checkpoint", faults=faults)
     if found is None:
@@ -178,7 +178,9 @@ def _forced(plan: Plan, resolved: str, run: str, place: Place) -> Start:
         raise refused(f"{folder.name} is still running", "wait for its end, or stop it")
     found, faults = _asked_for(run, root, folder)
     if found is None:
-        raise refused(f"{folder.name} has no complete checkpoint: {'; '.join(faults) or 'it has saved none'}")
+        newest, _ = latest(folder)
+        fact = f"{folder.name} has no complete checkpoint: {'; '.join(faults) or 'it has saved none'}"
+        raise refused(fact, f"{newest.path}, which is complete" if newest is not None else "")
     steps, info = plan.document.run.steps, read_info(folder)
     if found.step > steps or (found.step == steps and info is not None and info.finished):
         raise refused(f"{folder.name} is at step {found.step} of {steps}", f"--steps {found.step + 1} or more")
@@ -192,11 +194,11 @@ def _forced(plan: Plan, resolved: str, run: str, place: Place) -> Start:
 def _asked_for(run: str, root: str, folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest checkpoint of a run, or the one that was named."""
     for path in (Path(run).expanduser(), Path(root) / run):
-        if path.parent.name == CHECKPOINTS and path.is_dir():
+        if path.parent.name == CHECKPOINTS and path.parent.parent == folder:
             try:
                 return read(path), ()
             except Incomplete as fault:
-                return None, (f"{path.name}: {fault}",)
+                return None, (f"{CHECKPOINTS}/{path.name}: {fault}",)
     return latest(folder)
 
 

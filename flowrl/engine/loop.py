@@ -19,7 +19,7 @@ from flowrl.engine.call import Call, Receipt, WorkerSetup
 from flowrl.engine.checkpoint import Checkpoint
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.samples import Sampler
-from flowrl.engine.saver import Saver, written_at_the_end
+from flowrl.engine.saver import Saver, load, written_at_the_end
 from flowrl.engine.store import Store
 from flowrl.engine.sync import WeightSync
 from flowrl.engine.tally import Tally
@@ -115,7 +115,7 @@ class Loop:
             return 0
         self.recorder.stage(f"loading the checkpoint of step {self.resumed.step}")
         workers = [worker for names in self.workers.values() for worker in names]
-        await asyncio.gather(*(self.cluster.restore(worker, str(self.resumed.path)) for worker in workers))
+        await load(self.resumed, self.cluster, workers)
         self.versions |= {name: version for name, version in self.resumed.versions.items() if name in self.versions}
         await self.weight_sync.push_all(self.versions)
         return self.resumed.step
