@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from runs import DEFAULT, Finished, finish
 
 LORA = (

@@ -7,9 +7,8 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 from runs import FAKE, Finished, finish, gone
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 MLFLOW = "{type: mlflow, experiment: all}, {type: mlflow, experiment: again}"
 TRACKING = f"tracking=[{MLFLOW}, {{type: tensorboard}}, {{type: wandb, mode: offline}}]"
