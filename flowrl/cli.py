@@ -91,8 +91,8 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Go on from the newest checkpoint of this run, even with other settings: its folder or its name, or "
-            "the folder of one of its checkpoints. Without it `checkpoint.resume` decides: `auto` goes on with a run "
-            "of the same settings that did not finish.",
+            "the folder of one of its checkpoints. `auto` goes on with a run of the same settings that did not finish, "
+            "`never` starts anew; without it `checkpoint.resume` decides.",
         ),
     ] = None,
 ) -> None:

@@ -23,6 +23,11 @@ from flowrl.registry import BrokenNode, NodeRef, UnknownNode
 from flowrl.run_files import CHECKPOINTS, known_runs, named_run
 from flowrl.spec.strict import validated
 
+OTHERS = "any program that loads Hugging Face folders"
+"""What else reads a whole model."""
+ADAPTER_USE = "beside its base model, with peft or vLLM; without --adapter it is merged into one model"
+"""What reads an adapter."""
+
 
 class _Refused(Exception):
     """Why nothing is exported."""
@@ -41,7 +46,7 @@ def export_run(run: str, step: int | None, output: Path | None, adapter: bool, m
     except _Refused as error:
         say(f"error: {error}")
         return WRONG
-    print(f"wrote {folder}\nuse it: `path: {folder}` under models:, or any program that loads Hugging Face folders")
+    print(f"wrote {folder}\nuse it: {ADAPTER_USE if adapter else f'`path: {folder}` under models:, or {OTHERS}'}")
     return FINE
 
 

@@ -74,7 +74,7 @@ def launch(
         recorder = make_recorders(
             plan.document.tracking, folder, name=plan.document.name, resolved=resolved,
             params=plan.document.model_dump(), graph=as_mermaid(plan), stream=io.StringIO() if quiet else None,
-            resumed_after=None if start.folder is None else start.step,
+            resumed_after=None if start.folder is None else start.last_kept,
         )  # fmt: skip
         for warning in plan.warnings:
             recorder.note(warning.render(), "warning")
@@ -152,7 +152,7 @@ def run_folder(plan: Plan, reading: Reading, resolved: str, start: Start) -> Ite
     else:
         folder = RunFolder(Path(plan.document.run.dir), plan.document.name, start.folder)
     try:
-        with attempted(folder.path, run_info(plan, resolved), start.step):
+        with attempted(folder.path, run_info(plan, resolved), max(start.last_kept, 0)):
             start.cut()
             yield folder
     except StillRunning:

@@ -99,6 +99,8 @@ class LoraSpec(Settings):
     """Inner width of an adapter, `r` in peft."""
     alpha: int = Field(32, ge=1)
     """What an adapter adds is scaled by alpha / rank; `lora_alpha` in peft."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank): high ranks then learn as fast (arXiv:2312.03732); `use_rslora` in peft."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that an update leaves out, and only an update; `lora_dropout` in peft."""
     target_modules: Literal["all-linear"] | list[Annotated[str, Field(min_length=1)]] = "all-linear"

@@ -25,8 +25,10 @@ from flowrl.engine.cluster import Cluster
 from flowrl.engine.saver import Saver
 from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.graph.plan import Plan
+from flowrl.graph.sizes.adapters import other_adapters
 from flowrl.graph.sizes.architecture import Architecture
 from flowrl.graph.sizes.model_config import read_architecture
+from flowrl.model import ModelSpec
 from flowrl.run_files import CHECKPOINTS, RunInfo, cut_records, is_running, known_runs, named_run, read_info, runs_of
 from flowrl.schedule.record import Level, Recorder
 from flowrl.spec.document import CheckpointSpec, Document
@@ -58,25 +60,22 @@ class Start:
     """Newer checkpoints that are left out, and why."""
 
     @property
-    def step(self) -> int:
-        """The last step that is already done."""
-        return self.checkpoint.step if self.checkpoint is not None else 0
+    def last_kept(self) -> int:
+        """The last step whose records stay: not even step 0, which comes again, of a run that begins again."""
+        return self.checkpoint.step if self.checkpoint is not None else -1
 
     def cut(self) -> None:
         """Remove what the run has recorded and saved of later steps."""
         if self.folder is not None:
-            cut_records(self.folder, self.step)
-            drop_after(self.folder, self.step)
+            cut_records(self.folder, self.last_kept)
+            drop_after(self.folder, self.last_kept)
 
-    def metrics(self) -> list[dict[str, float]]:
-        """Of the steps that are already done."""
+    def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Of the steps that are already done, each with its number."""
         file = self.folder / "metrics.jsonl" if self.folder is not None else None
         lines = file.read_text(encoding="utf-8").split("\n") if file is not None and file.is_file() else []
         found = [json.loads(line) for line in lines if line]
-        return [
-            {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
-            for line in found
-        ]
+        return [(line.pop("step"), {k: math.nan if v is None else v for k, v in line.items()}) for line in found]
 
     def tell(self, note: Note) -> None:
         """Say where the run begins, and what is wrong with newer checkpoints."""
@@ -123,15 +122,15 @@ class SavePlan:
 
 
 def where_to_start(plan: Plan, reading: Reading, resolved: str, named: str | None) -> Start:
-    """From `--resume`, if it `named` a run, else from the document. Raises `PipelineError` with FR080."""
+    """As `--resume` has `named` it, else as the document says. Raises `PipelineError` with FR080."""
     spec = plan.document.checkpoint or CheckpointSpec(resume="never")
-    if named is not None:
-        return _forced(plan, resolved, named, Place("--resume", 1, 1, len(named), named, "checkpoint.resume"))
-    if spec.resume == "auto":
+    wanted = spec.resume if named is None else named
+    if wanted == "auto":
         return _automatic(plan, resolved)
-    if spec.resume == "never":
-        return Start()
-    return _forced(plan, resolved, spec.resume, reading.place(("checkpoint", "resume")))
+    if wanted == "never":
+        return NEW
+    option = Place("--resume", 1, 1, len(wanted), wanted, "checkpoint.resume")
+    return _forced(plan, resolved, wanted, option if named is not None else reading.place(("checkpoint", "resume")))
 
 
 def _automatic(plan: Plan, resolved: str) -> Start:
@@ -154,7 +153,7 @@ def _gone_on_with(folder: Path, info: RunInfo, plan: Plan) -> Start:
         return Start(f"starts anew: {folder.name} has the same settings and is still running")
     if info.finished:
         return NEW
-    anew = "--set checkpoint.resume=never starts anew"
+    anew = "--resume never starts anew"
     if found is None and has_saved(folder):  # of which something may still be saved by hand
         return Start(f"starts anew: {folder.name} did not finish and has no complete checkpoint", faults=faults)
     if found is None:
@@ -179,7 +178,9 @@ def _forced(plan: Plan, resolved: str, run: str, place: Place) -> Start:
         raise refused(f"{folder.name} is still running", "wait for its end, or stop it")
     found, faults = _asked_for(run, root, folder)
     if found is None:
-        raise refused(f"{folder.name} has no complete checkpoint: {'; '.join(faults) or 'it has saved none'}")
+        newest, _ = latest(folder)
+        fact = f"{folder.name} has no complete checkpoint: {'; '.join(faults) or 'it has saved none'}"
+        raise refused(fact, f"{newest.path}, which is complete" if newest is not None else "")
     steps, info = plan.document.run.steps, read_info(folder)
     if found.step > steps or (found.step == steps and info is not None and info.finished):
         raise refused(f"{folder.name} is at step {found.step} of {steps}", f"--steps {found.step + 1} or more")
@@ -193,11 +194,11 @@ def _forced(plan: Plan, resolved: str, run: str, place: Place) -> Start:
 def _asked_for(run: str, root: str, folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest checkpoint of a run, or the one that was named."""
     for path in (Path(run).expanduser(), Path(root) / run):
-        if path.parent.name == CHECKPOINTS and path.is_dir():
+        if path.parent.name == CHECKPOINTS and path.parent.parent == folder:
             try:
                 return read(path), ()
             except Incomplete as fault:
-                return None, (f"{path.name}: {fault}",)
+                return None, (f"{CHECKPOINTS}/{path.name}: {fault}",)
     return latest(folder)
 
 
@@ -234,6 +235,10 @@ def _unfit(checkpoint: Checkpoint, plan: Plan) -> str:
         if differ:
             key = differ[0]
             return f"models.{now['model']} had {key} {was[key]} and now has {now['shape'].get(key)}"
+        spec = plan.document.models[now["model"]]
+        before = ModelSpec.model_validate_json(json.dumps(saved[name]["spec"]))
+        if fault := other_adapters(read_architecture(spec.path), before.lora, spec.lora):
+            return f"models.{now['model']} {fault}"
     return ""
 
 

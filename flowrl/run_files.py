@@ -179,7 +179,7 @@ def runs_of(name: str, root: str) -> list[tuple[Path, RunInfo]]:
 def known_runs(root: str) -> Sequence[str]:
     """Names of the runs of a folder, for messages."""
     with suppress(OSError):
-        return sorted(file.parent.name for file in Path(root).glob(f"*/{RUN_FILE}"))
+        return sorted(file.parent.name for file in Path(root).glob(f"*/{RUN_FILE}") if read_info(file.parent))
     return []
 
 

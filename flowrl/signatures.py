@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -26,34 +26,78 @@ class UnknownClass(ValueError):
 
 @dataclass(frozen=True)
 class Signature:
-    """Names of the arguments of a class, in their order."""
+    """What is known of a class."""
 
     names: tuple[str, ...]
+    """Arguments that it is made with, in their order."""
     takes_any: bool
     """It has `**arguments` too."""
+    root: str | None = None
+    """The class that it is derived from in the end, perhaps itself; None where only importing it would tell."""
+    required: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Arguments that a call of each of its methods cannot leave out."""
 
 
 def signature_of(name: str) -> Signature | None:
-    """The arguments of `pkg.module:Class`; None where only importing it would tell. Raises `UnknownClass`."""
+    """What is known of `pkg.module:Class`; None where only importing it would tell. Raises `UnknownClass`."""
     module, _, cls = name.rpartition(":")
     try:
-        return _signature(module, cls, 0)
+        return _signature(list(_lineage(module, cls)))
     except (OSError, SyntaxError, ImportError):
         return None
 
 
-def _signature(module: str, name: str, depth: int) -> Signature | None:
+def _signature(lineage: list[ast.ClassDef | None]) -> Signature | None:
+    """That of a class, from its own definition to the last one that could be read."""
+    known = [node for node in lineage if node is not None]
+    methods: dict[str, ast.arguments] = {}
+    for node in known:
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef):
+                methods.setdefault(member.name, member.args)
+    made = methods.get("__init__")
+    if made is None:
+        return None
+    names = tuple(one.arg for one in [*made.posonlyargs, *made.args, *made.kwonlyargs][1:])
+    root = known[-1].name if len(known) == len(lineage) else None
+    return Signature(names, made.kwarg is not None, root, {name: _required(args) for name, args in methods.items()})
+
+
+def _required(arguments: ast.arguments) -> tuple[str, ...]:
+    """Arguments without a default, but the first, which is the object."""
+    placed = [*arguments.posonlyargs, *arguments.args]
+    bare = placed[1 : len(placed) - len(arguments.defaults)]
+    keyed = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return tuple(one.arg for one in [*bare, *(one for one, default in keyed if default is None)])
+
+
+def _lineage(module: str, name: str) -> Iterator[ast.ClassDef | None]:
+    """A class, the one that it is derived from, and so on; ends with None where only importing would tell more."""
+    for _ in range(_DEEPEST):
+        found = _definition(module, name, 0)
+        yield found and found[0]
+        if found is None or not found[0].bases:
+            return
+        (base, *others), module = found[0].bases, found[1]
+        if others or not isinstance(base, ast.Name):
+            break
+        name = base.id
+    yield None
+
+
+def _definition(module: str, name: str, depth: int) -> tuple[ast.ClassDef, str] | None:
+    """Where a class is defined, and the module of that. Raises `UnknownClass`."""
     path = _source(module)
     if path is None or depth > _DEEPEST:
         return None
     body = list(_statements(_tree(path)))
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return _of_class(node, module, depth)
+            return node, module
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
-                    return _signature(_origin(module, path, node), alias.name, depth + 1)
+                    return _definition(_origin(module, path, node), alias.name, depth + 1)
     defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     imported = {alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assigned = {one.id for node in body for one in ast.walk(node) if isinstance(one, ast.Name)}
@@ -71,16 +115,6 @@ def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
             yield node
         if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
             yield from _statements(node)
-
-
-def _of_class(node: ast.ClassDef, module: str, depth: int) -> Signature | None:
-    for member in node.body:
-        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
-            arguments = member.args
-            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs][1:]
-            return Signature(tuple(one.arg for one in named), arguments.kwarg is not None)
-    base = node.bases[0] if node.bases else None
-    return _signature(module, base.id, depth + 1) if isinstance(base, ast.Name) else None
 
 
 def _source(module: str) -> Path | None:

@@ -270,7 +270,7 @@ def examine() -> int:
     """`flowrl doctor`."""
     print(f"python        {platform.python_version()} on {platform.machine()}")
     missing = []
-    for package in ("ray", "torch", "transformers", "accelerate", "pyarrow", "mlflow", "vllm"):
+    for package in ("ray", "torch", "transformers", "peft", "pyarrow", "mlflow", "vllm"):
         try:
             print(f"{package:<13} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

@@ -158,7 +158,7 @@ def is_complete(folder: Path) -> bool:
 def folders_of(run: Path) -> Iterator[tuple[int, Path]]:
     """Step and folder of whatever looks like a checkpoint of a run, the latest first."""
     named = ((re.fullmatch(r"step_(\d+)", path.name), path) for path in (run / CHECKPOINTS).glob("step_*"))
-    steps = [(int(match[1]), path) for match, path in named if match is not None]
+    steps = [(int(match[1]), path) for match, path in named if match is not None and path.is_dir()]
     return iter(sorted(steps, reverse=True))
 
 

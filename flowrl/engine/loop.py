@@ -18,7 +18,7 @@ from flowrl.engine.cluster import Cluster
 from flowrl.engine.dispatch import Arrival, Dispatcher, Late
 from flowrl.engine.front import Front
 from flowrl.engine.samples import Sampler
-from flowrl.engine.saver import Saver, written_at_the_end
+from flowrl.engine.saver import Saver, load, written_at_the_end
 from flowrl.engine.store import Store
 from flowrl.engine.tally import Tally
 from flowrl.engine.validation import validate
@@ -123,7 +123,7 @@ class Loop:
             return 0
         self.recorder.stage(f"loading the checkpoint of step {self.resumed.step}")
         names = [worker for workers in self.dispatcher.workers.values() for worker in workers]
-        await asyncio.gather(*(self.cluster.restore(worker, str(self.resumed.path)) for worker in names))
+        await load(self.resumed, self.cluster, names)
         versions = self.dispatcher.versions
         versions |= {name: version for name, version in self.resumed.versions.items() if name in versions}
         await self.dispatcher.weight_sync.push_all(versions)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.engine import checkpoint
-from flowrl.engine.checkpoint import Incomplete, partial_folder
+from flowrl.engine.checkpoint import Checkpoint, Incomplete, partial_folder
 from flowrl.engine.cluster import Cluster
 from flowrl.errors import RunError
 from flowrl.schedule.record import Recorder
@@ -130,6 +130,18 @@ class Saver:
             self.saved
         )
         return RunError(f"the checkpoint of step {step} could not be written to {folder}: {reason}.{needed}{before}")
+
+
+async def load(found: Checkpoint, cluster: Cluster, workers: Sequence[str]) -> None:
+    """Let every worker take its state back. Raises `RunError`, for files may be damaged and yet of the right size."""
+    try:
+        await asyncio.gather(*(cluster.restore(worker, str(found.path)) for worker in workers))
+    except RunError as error:
+        fact = (
+            f"the checkpoint of {found} cannot be loaded: {error.fact}. If it is damaged, remove {found.path}, and the "
+            "same command goes on from the one before"
+        )
+        raise RunError(fact, worker=error.worker, details=error.details) from None
 
 
 @asynccontextmanager

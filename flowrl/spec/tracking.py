@@ -22,6 +22,10 @@ class MlflowTracking(Settings):
     uri: str | None = None
     """Tracking server; null is a local SQLite file."""
 
+    def target(self, name: str) -> tuple[str | None, ...]:
+        """Where the values of a pipeline of this name go: no two trackers may share it."""
+        return "mlflow", self.uri, self.experiment or name
+
 
 class TensorboardTracking(Settings):
     """Write event files for TensorBoard."""
@@ -33,6 +37,10 @@ class TensorboardTracking(Settings):
     """Kind of tracker."""
     dir: str | None = Field(default=None, min_length=1)
     """Folder in which each run gets one of its name; null is `tensorboard` in the run folder."""
+
+    def target(self, name: str) -> tuple[str | None, ...]:
+        """Where its files are."""
+        return "tensorboard", self.dir
 
 
 class WandbTracking(Settings):
@@ -49,6 +57,10 @@ class WandbTracking(Settings):
     """Name of the project; null is the pipeline's name."""
     entity: str | None = Field(default=None, min_length=1)
     """User or team that the project belongs to; null is the default of the account."""
+
+    def target(self, name: str) -> tuple[str | None, ...]:
+        """Where the values of a pipeline of this name go."""
+        return "wandb", self.entity, self.project or name
 
 
 class NoTracking(Settings):

@@ -77,7 +77,7 @@ def make_recorders(
 
     `resolved` is the text of the resolved pipeline, `params` the same as nested mappings, `graph` its picture in
     Mermaid. Lines for a person go to `stream`, or to standard output. `resumed_after` is the step after which the run
-    of this folder goes on: trackers then go on with the runs that they had made.
+    of this folder goes on, -1 to begin again: trackers then go on with the runs that they had made.
     """
     # Rich takes 0.1 s to import, which commands that run nothing should not pay.
     from flowrl.track.console import ConsoleRecorder

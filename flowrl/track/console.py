@@ -58,6 +58,7 @@ class ConsoleRecorder(Recorder):
         self._first: list[Mapping[str, float]] = []
         self._recent: deque[Mapping[str, float]] = deque(maxlen=NUM_ENDS)
         self._seconds: deque[float] = deque(maxlen=10)
+        self._between = 0.0
         self._num_done = 0
         self._num_unscored = 0.0
         self._validations = Validations()
@@ -101,6 +102,8 @@ class ConsoleRecorder(Recorder):
         self._seconds.append(metrics.get("time/step", now - self._last))
         if not self._recent:
             self._ready = now - self._seconds[0]
+        else:  # validation, checkpoints
+            self._between += max(0.0, now - self._last - self._seconds[-1])
         self._last = now
         self._num_done += 1
         if len(self._first) < NUM_ENDS:
@@ -109,7 +112,7 @@ class ConsoleRecorder(Recorder):
         unscored = metrics.get("reward/unscored", 0.0)
         self._num_unscored += unscored if math.isfinite(unscored) else 0.0
         parts = [number] + [label + form(metrics[name]) for label, name, form in STEP_PARTS if name in metrics]
-        eta = f"eta {_clock((num_steps - step) * _mean(self._seconds))}"
+        eta = f"eta {_clock((num_steps - step) * (_mean(self._seconds) + self._between / self._num_done))}"
         self._print("  ".join([*parts, eta]))
         self._progress.update(
             self._task, completed=step, total=num_steps, description=f"step {step}/{num_steps}  {eta}  elapsed"
@@ -119,7 +122,7 @@ class ConsoleRecorder(Recorder):
         """Shown at once; the same text again is only counted, and the count shown at the end."""
         if level == "traceback":  # its end says where; the rest is in log.txt
             text = "\n".join(text.rstrip().splitlines()[-TRACEBACK_LINES:])
-        shown = text if level in ("info", "traceback") else f"{level}: {text}"
+        shown = text if level in ("info", "traceback") or text.startswith(level) else f"{level}: {text}"
         self._notes[shown] += 1
         if self._notes[shown] == 1:
             self._print(shown, STYLES[level])

@@ -64,6 +64,11 @@ class Mlflow(Service):
         self._run_id = ""
         self._tables: list[str] = []
 
+    @property
+    def key(self) -> str:
+        """A server has many experiments."""
+        return f"{self.shown}, experiment {self._experiment}"
+
     def connect(self, run_id: str, complain: Complain) -> str:
         """Make a client and a run; one that goes on is marked with the number of the attempt."""
         for name, value in ENVIRONMENT.items():

@@ -55,9 +55,14 @@ class Service(ABC):
     """Where a tracker sends to. Everything is called in the tracker's thread, and may raise and block."""
 
     shown: str
-    """What it is called in messages, and in `trackers.json`."""
+    """What it is called in messages."""
     local: bool = False
     """Whether it needs no network."""
+
+    @property
+    def key(self) -> str:
+        """What it is called in `trackers.json`: no other tracker of a run is."""
+        return self.shown
 
     @abstractmethod
     def connect(self, run_id: str, complain: Complain) -> str:
@@ -180,7 +185,7 @@ class Tracker(Recorder):
     def _send(self, last: bool) -> None:
         service = self._service
         if not self._connected:
-            self._ids.keep(service.shown, service.connect(self._ids.of(service.shown), self._complain))
+            self._ids.keep(service.key, service.connect(self._ids.of(service.key), self._complain))
             self._connected = True
         while batch := self._waiting[:MAX_BATCH]:
             service.send(batch)

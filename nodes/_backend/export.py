@@ -56,6 +56,7 @@ def save_adapter(module: Any, spec: ModelSpec, folder: Path) -> None:
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
     config.revision = spec.revision
     config.inference_mode = True
+    config.target_modules = sorted(config.target_modules)  # peft has a set of them, written in any order
     config.save_pretrained(folder)
     found = get_peft_model_state_dict(module, adapter_name=ADAPTER, save_embedding_layers=False)
     tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in found.items()}

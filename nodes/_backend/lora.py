@@ -59,8 +59,8 @@ def adapt(model: nn.Module, spec: LoraSpec, seed: int) -> None:
 
     targets = _targets(model, spec)
     config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=spec.rank, lora_alpha=spec.alpha, lora_dropout=spec.dropout,
-        target_modules=targets,
+        task_type=TaskType.CAUSAL_LM, r=spec.rank, lora_alpha=spec.alpha, use_rslora=spec.rslora,
+        lora_dropout=spec.dropout, target_modules=targets,
     )  # fmt: skip
     torch.manual_seed(seed)  # on every rank the same; what dropout draws later follows from it too
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -93,6 +93,13 @@ def gradients_kept(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """The values of all ranks of the pool added up, in place: the same on each."""
+    if distributed.is_initialized():
+        distributed.all_reduce(value)
+    return value
+
+
 def move(module: nn.Module, optimizer: Optimizer | None, device: str) -> None:
     """Take weights and optimizer to host memory, or back to the device; between steps there is no gradient. Unproven.
 
@@ -105,5 +112,5 @@ def move(module: nn.Module, optimizer: Optimizer | None, device: str) -> None:
             tensor.data = tensor.data.to(device)
     for state in optimizer.state.values() if optimizer is not None else ():
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.ndim:  # counters of steps are on the host always
+            if isinstance(value, Tensor) and value.ndim:  # counters of steps are on the host always
                 state[name] = value.to(device)

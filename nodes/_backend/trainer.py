@@ -23,7 +23,15 @@ from flowrl.nodes._backend.cycle import CycleStart
 from flowrl.nodes._backend.lora import adapters_off, training_model
 from flowrl.nodes._backend.models import frozen_model, shared, use_threads
 from flowrl.nodes._backend.optimizer import make_optimizer, make_scheduler
-from flowrl.nodes._backend.parallel import compute_in, copied, gradients_kept, move, shard, will_be_sharded
+from flowrl.nodes._backend.parallel import (
+    compute_in,
+    copied,
+    gradients_kept,
+    move,
+    shard,
+    sum_over_ranks,
+    will_be_sharded,
+)
 
 T = TypeVar("T")
 
@@ -36,7 +44,7 @@ class Update(NamedTuple):
     clipped: bool
     """The norm was above the limit, so the gradient was scaled down to it."""
     skipped: bool
-    """The gradient was not finite, so nothing has changed."""
+    """The loss or its gradient was not finite, so nothing has changed."""
     learning_rate: float
     """Of this step."""
 
@@ -56,7 +64,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.module, spec.optimizer)
         self.scheduler = make_scheduler(self.optimizer, spec.optimizer, context.num_optimizer_steps)
         self.num_skipped = 0
-        """Steps in a row whose gradient was not finite."""
+        """Steps in a row whose loss or gradient was not finite."""
         self.cycle_start = CycleStart(self.module)
         """What readers of a cycle's later batches see."""
         self._max_grad_norm = spec.optimizer.max_grad_norm
@@ -71,20 +79,24 @@ class Trainer:
         """One optimizer step on the sum of the losses of all micro-batches and ranks.
 
         `share` gives a micro-batch's part of the loss, a scalar connected to the graph. Every rank calls with the same
-        number of micro-batches, at least one. A gradient that is not finite changes nothing, on any rank: not the
-        weights, the optimizer, or the learning rate of the next step.
+        number of micro-batches, at least one. A loss or a gradient that is not finite changes nothing, on any rank: not
+        the weights, the optimizer, or the learning rate of the next step.
         """
         self.optimizer.zero_grad()
+        shares = []
         for position, micro_batch in enumerate(micro_batches):
             last = position + 1 == len(micro_batches)
             with nullcontext() if last else gradients_kept(self.model):
+                loss = share(self.model, micro_batch)
                 # Ranks are averaged; times their number, the gradient is the sum.
-                torch.autograd.backward(share(self.model, micro_batch) * self._num_ranks)
+                torch.autograd.backward(loss * self._num_ranks)
+                shares.append(loss.detach())
         learning_rate = self.learning_rate
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         norm = get_total_norm(gradients)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # the same on all ranks, which decide alike
-        skipped = not bool(torch.isfinite(norm))
+        # A clamp has a gradient of 0 whatever comes in, so that a NaN may be in the loss alone.
+        skipped = not bool(torch.isfinite(norm) & torch.isfinite(sum_over_ranks(torch.stack(shares).sum())))
         if not skipped:
             clip_grads_with_norm_(self.module.parameters(), self._max_grad_norm, norm)
             self.optimizer.step()

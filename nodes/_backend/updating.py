@@ -39,16 +39,17 @@ class Updating(ModelNode):
             self._trainer.cycle_start.keep(self._context.cycle)
 
     def report_step(self, update: Update, prefix: str, max_skipped: int) -> None:
-        """Metrics of an optimizer step, counted by one rank. Raises where so many in a row had no finite gradient."""
+        """Metrics of an optimizer step, counted by one rank. Raises after so many in a row that were skipped."""
         lead = float(self._context.rank == 0)
         if not update.skipped:
             metric(f"{prefix}/grad_norm", lead * update.grad_norm, lead)
             metric(f"{prefix}/grad_clipped", lead * update.clipped, lead)
+            metric(f"{prefix}/lr", update.learning_rate, reduce="last")
             self._changed = True
         metric(f"{prefix}/skipped_steps", lead * update.skipped, reduce="sum")
-        metric(f"{prefix}/lr", update.learning_rate, reduce="last")
         if self._trainer.num_skipped >= max_skipped:
-            raise FloatingPointError(f"the gradient was not finite in {max_skipped} optimizer steps in a row")
+            steps = f"{max_skipped} optimizer step" + "s in a row" * (max_skipped > 1)
+            raise FloatingPointError(f"the loss or its gradient was not finite in {steps} (max_skipped)")
 
     def changed(self) -> bool:
         return self._changed

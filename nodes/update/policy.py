@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metrics import metric
+from flowrl.metrics import collect, metric, replay
 from flowrl.model import SettingError
 from flowrl.node import Node
 from flowrl.nodes._backend.updating import Updating
@@ -55,7 +55,7 @@ class Policy(Updating):
     uncorrected_staleness: int = Field(2, ge=0)
     """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
     max_skipped: int = Field(5, ge=1)
-    """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run ends."""
+    """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
@@ -144,10 +144,12 @@ class Policy(Updating):
             begin(batch.positions[micro.rows], micro.num_tokens)
             return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
 
-        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin:
+        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin, collect() as report:
             update = self._trainer.step(plan, share)
-        for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
-            metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
+        if not update.skipped:  # else its loss may be NaN, and so would be the mean over all steps
+            replay(report)
+            for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
+                metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
         self.report_step(update, "actor", self.max_skipped)
 
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:

@@ -21,6 +21,8 @@ VARYING = [
     (re.compile(r"steps in [\d:]+"), "steps in #"),
     (re.compile(r"-\d{8}-\d{6}"), "-TIME"),
     (re.compile(r"in \d+\.\d+s"), "in #s"),
+    (re.compile(r"MiB in [\d.]+ s, of which the run waited [\d.]+ s"), "MiB in # s"),
+    (re.compile(r"^loading models: still waiting.*\n", re.M), ""),
     (re.compile(r"of \d+ CPU"), "of # CPU"),
 ]
 

@@ -45,15 +45,6 @@ def test_two_workers_that_each_have_a_copy_learn_too(flowrl: Callable[..., Finis
     assert found.metrics[-1]["actor/kl_loss"] > 0
 
 
-def test_a_layer_that_is_not_there_ends_the_run_with_those_that_are(flowrl: Callable[..., Finished]) -> None:
-    found = flowrl("run", DEFAULT, "--set", "models.policy.lora={target_modules: [q_prj]}", "--set", "tracking=null")
-    assert found.code == 1
-    assert (
-        "lora.target_modules has 'q_prj', but no layer has that name; did you mean 'q_proj'?" in found.out + found.err
-    )
-    assert "Traceback" not in found.out
-
-
 def test_the_reference_is_on_a_pool_of_its_own_and_has_weights_of_its_own(
     tmp_path: Path, flowrl: Callable[..., Finished]
 ) -> None:

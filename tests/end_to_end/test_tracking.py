@@ -10,7 +10,8 @@ from mlflow import MlflowClient
 from runs import FAKE, Finished, finish, gone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-TRACKING = "tracking=[{type: mlflow, experiment: all}, {type: tensorboard}, {type: wandb, mode: offline}]"
+MLFLOW = "{type: mlflow, experiment: all}, {type: mlflow, experiment: again}"
+TRACKING = f"tracking=[{MLFLOW}, {{type: tensorboard}}, {{type: wandb, mode: offline}}]"
 
 
 @pytest.fixture(scope="module")
@@ -71,4 +72,5 @@ def test_the_names_of_section_13_are_there(run: Finished) -> None:
 def test_each_run_folder_names_the_runs_of_its_trackers(run: Finished) -> None:
     text = Path(run.run / "trackers.json").read_text()
     assert '"wandb project fake"' in text
-    assert "mlflow.db" in text
+    assert "mlflow.db, experiment all" in text
+    assert "mlflow.db, experiment again" in text

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import PrivateAttr
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import flowrl
 from flowrl import Node, Sample
@@ -158,6 +160,18 @@ def test_the_result_of_a_run_that_went_on_has_the_metrics_of_all_steps(tmp_path:
     assert "step" not in result.metrics[0]
 
 
+def test_what_was_measured_before_training_stands_once_in_the_records_and_in_the_result(tmp_path: Path) -> None:
+    data = document(tmp_path, checkpoint={"every": 3})
+    data["data"]["val"] = {"type": "arithmetic", "size": 4}
+    data["nodes"]["accuracy"] = {"use": "evaluate.accuracy", "samples": 2, "before_training": True}
+    (tmp_path / "stops").write_text("2 5")
+    assert attempt(data) is None  # and begins again
+    assert attempt(data) is None
+    result = flowrl.Pipeline(data).run(local=True, quiet=True)
+    assert steps_of(result.folder) == list(range(STEPS + 1))
+    assert (len(result.metrics), len(result.before_training) > 0) == (STEPS, True)
+
+
 def test_a_finished_run_is_not_gone_on_with_by_itself(tmp_path: Path) -> None:
     data = document(tmp_path)
     first, second = attempt(data), attempt(data)
@@ -165,12 +179,16 @@ def test_a_finished_run_is_not_gone_on_with_by_itself(tmp_path: Path) -> None:
     assert second is not None and "starts anew" not in log(second)
 
 
-def test_never_starts_anew_and_settles_that_the_older_run_is_abandoned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["document", "option"])
+def test_never_starts_anew_and_settles_that_the_older_run_is_abandoned(how: str, tmp_path: Path) -> None:
     data = document(tmp_path)
     (tmp_path / "stops").write_text("4")
     assert attempt(data) is None
-    attempt(data | {"checkpoint": {"every": 1, "resume": "never"}})
-    attempt(data)
+    if how == "document":
+        attempt(data | {"checkpoint": {"every": 1, "resume": "never"}})
+    else:
+        attempt(data, resume="never")
+    attempt(data | {"checkpoint": {"every": 1, "resume": "never"}}, resume="auto")
     assert len(folders(tmp_path)) == 3
 
 
@@ -183,6 +201,24 @@ def test_a_run_that_had_saved_nothing_begins_again_in_its_folder(tmp_path: Path)
     assert f"begins again in {left.name}, which did not finish and had saved nothing" in log(left)
     assert steps_of(left) == list(range(1, STEPS + 1))
     assert uids(left) == uids(interrupted(tmp_path / "plain"))
+
+
+def test_what_was_measured_before_training_is_recorded_once_whatever_happens(tmp_path: Path) -> None:
+    """Stopped before the first checkpoint it comes again; after it, it is kept, and is no step of the result."""
+    data = document(tmp_path, checkpoint={"every": 4}, tracking={"type": "tensorboard"})
+    data["data"]["val"] = {"type": "arithmetic", "size": 3, "seed": 1}
+    data["nodes"]["accuracy"] = {"use": "evaluate.accuracy", "every": 3, "before_training": True}
+    (tmp_path / "stops").write_text("2 7")
+    assert attempt(data) is None and attempt(data) is None
+    result = flowrl.Pipeline(data).run(local=True, quiet=True)
+    assert steps_of(result.folder) == list(range(STEPS + 1))
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val/arithmetic/mean@1" in line] == [0, 3, 6, 9]
+    assert len(result.metrics) == STEPS and result.before_training["val/arithmetic/rows"] == 3
+    events = EventAccumulator(str(result.folder / "tensorboard")).Reload()
+    for name in ("val/arithmetic/mean@1", "rollout/tokens"):
+        values = {line["step"]: line[name] for line in lines if name in line}
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, pytest.approx(v)) for s, v in values.items()]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path: Path) -> None:
@@ -291,6 +327,9 @@ def test_what_cannot_be_gone_on_from_is_refused_before_anything_starts(how: str,
     assert "at step 10 of 10--steps 11 or more" in refused(first.name)
     assert "at step 10 of 3" in refused(first.name, run=data["run"] | {"steps": 3})
     more = {"run": data["run"] | {"steps": 20}}
+    told = refused(f"{first}/checkpoints/step_7", **more)
+    assert "checkpoints/step_7: there is no such folder" in told
+    assert told.endswith("checkpoints/step_10, which is complete")
     trains = {
         "update": {"use": "update.policy", "model": "policy", "pool": "generate", "minibatch": 8},
         "advantage": {"use": "advantage.grpo"},
@@ -334,6 +373,23 @@ def test_a_half_written_checkpoint_is_left_out_and_the_log_says_why(tmp_path: Pa
     assert "goes on from step 2" in log(left)
     assert steps_of(left) == list(range(1, STEPS + 1))
     assert not (left / "checkpoints" / ".step_4-abc.partial").exists()
+
+
+def test_one_that_is_damaged_and_yet_complete_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    data = document(tmp_path)
+    (tmp_path / "stops").write_text("4")
+    assert attempt(data) is None
+    (left,) = folders(tmp_path)
+    (left / "checkpoints" / "step_90").touch()  # whatever that is, it is no checkpoint
+    file = left / "checkpoints" / "step_3" / "random" / "cpu-0.pickle"
+    file.write_bytes(b"?" * file.stat().st_size)
+    with pytest.raises(
+        RunError, match=r"checkpoint of step 3 of .* cannot be loaded: .*remove .*/step_3, and the same"
+    ):
+        attempt(data)
+    shutil.rmtree(file.parents[1])
+    assert attempt(data) == left
+    assert uids(left) == uids(interrupted(tmp_path / "plain"))
 
 
 def test_without_checkpoints_nothing_is_saved_and_nothing_gone_on_with(tmp_path: Path) -> None:

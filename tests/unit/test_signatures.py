@@ -26,7 +26,23 @@ def test_a_class_is_found_through_the_modules_that_hand_it_on(package: Path) -> 
         "from .third import *\nfrom ..fourth import Base\nclass Inner(Base): ...\n"
     )
     (package / "fourth.py").write_text("class Base:\n    def __init__(self, params, lr=1, *, depth=2, **more): ...\n")
-    assert signature_of("never_imported.first:Outer") == Signature(("params", "lr", "depth"), takes_any=True)
+    found = Signature(("params", "lr", "depth"), takes_any=True, root="Base", required={"__init__": ("params",)})
+    assert signature_of("never_imported.first:Outer") == found
+
+
+def test_methods_are_those_of_the_nearest_class_and_the_root_of_a_base_elsewhere_is_open(package: Path) -> None:
+    (package / "own.py").write_text(
+        "import far\n"
+        "class Base(far.Thing):\n"
+        "    def __init__(self, params, /, lr, *, depth, width=1): ...\n"
+        "    def step(self, closure): ...\n"
+        "class Mine(Base):\n"
+        "    def step(self, closure=None): ...\n"
+    )
+    found = signature_of("never_imported.own:Mine")
+    assert found is not None
+    assert found.root is None
+    assert found.required == {"step": (), "__init__": ("params", "lr", "depth")}
 
 
 @pytest.mark.parametrize(

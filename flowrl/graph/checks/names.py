@@ -1,4 +1,4 @@
-"""Checks of names: models, columns of prompts, pools (FR007, FR010, FR012, FR019, FR022, FR053), and runs (FR080)."""
+"""Checks of names: models, prompt columns, pools, trackers (FR007, FR010, FR012, FR019, FR022, FR053), runs (FR080)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from flowrl.model_files import (
     tokenizer_fault,
 )
 from flowrl.run_files import known_runs, named_run
+from flowrl.spec.tracking import NoTracking
 
 OTHER_TIMES = frozenset({"step", "engine"})
 """What is timed beside the nodes."""
@@ -157,3 +158,16 @@ def unknown_run(subject: Subject) -> Iterator[Problem]:
         known = ["auto", "never", *known_runs(root)]
         yield Problem("FR080", subject.place("checkpoint", "resume"), f"there is no run '{checkpoint.resume}'",
                       nearest(checkpoint.resume, known))  # fmt: skip
+
+
+def repeated_tracker(subject: Subject) -> Iterator[Problem]:
+    """FR007: two trackers that write to the same place would write every value twice."""
+    found: dict[tuple[str | None, ...], int] = {}
+    for position, spec in enumerate(subject.document.tracking):
+        if isinstance(spec, NoTracking):
+            continue
+        first = found.setdefault(spec.target(subject.document.name), position)
+        if first != position:
+            yield Problem("FR007", subject.reading.place(("tracking", position)),
+                          f"tracking[{position}] sends to the same place as tracking[{first}]: every value would be "
+                          "there twice", "leave one of them out")  # fmt: skip

@@ -1,19 +1,24 @@
-"""Checks of how models are trained: the optimizer and what it is told (FR005, FR007)."""
+"""Checks of how models are trained: the optimizer and what it is told, and their adapters (FR005, FR007)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from flowrl.errors import Problem, nearest
+from flowrl.graph.sizes.adapters import fault_of_target
+from flowrl.graph.sizes.architecture import Architecture
+from flowrl.graph.sizes.model_config import architectures
 from flowrl.graph.subject import Subject
-from flowrl.signatures import UnknownClass, signature_of
+from flowrl.model import ALL_LINEAR
+from flowrl.signatures import Signature, UnknownClass, signature_of
 from flowrl.spec.scalars import number
 
 _ADAMW = "torch.optim:AdamW"
+_ROOT = "Optimizer"
 
 
 def optimizer(subject: Subject) -> Iterator[Problem]:
-    """FR007: an optimizer that is not there, or takes no weight decay; FR005: an option that it does not take."""
+    """FR007: an optimizer that is not there, is none, or takes no weight decay; FR005: an option it does not take."""
     for name, model in subject.document.models.items():
         spec, where = model.optimizer, ("models", name, "optimizer")
         shown = f"models.{name}: optimizer '{spec.type}'"
@@ -24,8 +29,13 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         except UnknownClass as error:
             yield Problem("FR007", subject.place(*where, "type"), f"{shown}: {error}", error.fix)
             continue
-        if found is None or found.takes_any:
+        if found is None:
             continue  # only making it will tell
+        if fault := _no_optimizer(found):
+            yield Problem("FR007", subject.place(*where, "type"), f"{shown} {fault}", "type: adamw")
+            continue
+        if found.takes_any:
+            continue
         taken = found.names[1:]
         if spec.weight_decay and "weight_decay" not in taken:
             yield Problem("FR007", subject.place(*where, "weight_decay"),
@@ -34,3 +44,33 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         for option in spec.options.keys() - set(taken):
             yield Problem("FR005", subject.place(*where, "options", option, key=True),
                           f"{shown} takes no '{option}'", nearest(option, taken))  # fmt: skip
+
+
+def adapted_layers(subject: Subject) -> Iterator[Problem]:
+    """FR007: `lora.target_modules` has a name that no layer of the model has; of a model of unknown shape a run tells.
+
+    Files that come with a model may name its layers otherwise.
+    """
+    named = [
+        (name, spec)
+        for name, spec in subject.document.models.items()
+        if spec.lora is not None and spec.lora.target_modules != ALL_LINEAR and not spec.trust_remote_code
+    ]
+    models = architectures(named)
+    for name, spec in named:
+        assert spec.lora is not None, "only these are named"
+        path = ("models", name, "lora", "target_modules")
+        for position, target in enumerate(spec.lora.target_modules):
+            model = models[name]
+            if isinstance(model, Architecture) and (fault := fault_of_target(model, target)):
+                place = subject.reading.place((*path, position))
+                yield Problem("FR007", place, f"{'.'.join(path)}: in '{spec.path}' {fault[0]}", fault[1])
+
+
+def _no_optimizer(found: Signature) -> str:
+    """Why a class cannot take the steps of a training, if it cannot."""
+    if found.root not in (None, _ROOT):
+        return f"is no optimizer of torch, but derived from {found.root}"
+    if found.required.get("step"):
+        return "computes the loss several times in a step, which is not possible here"
+    return ""

@@ -18,9 +18,9 @@ def adapter_lines(plan: Plan, sizes: Sizes) -> Iterator[str]:
             continue
         model, targets = sizes.models[name], spec.lora.target_modules
         where = targets if isinstance(targets, str) else listed(targets)
-        said = "adapters of unknown size"
+        said, rslora = "adapters of unknown size", ", rslora" * spec.lora.rslora
         if not isinstance(model, Unknown):
             num = num_trained(model, spec)
             said = f"{num:,} parameters beside {model.num_parameters:,} frozen ones ({num / model.num_parameters:.2%})"
-        line = f"lora        {name} trains {said}: rank {spec.lora.rank}, alpha {spec.lora.alpha}, {where}"
+        line = f"lora        {name} trains {said}: rank {spec.lora.rank}, alpha {spec.lora.alpha}{rslora}, {where}"
         yield from wrapped(line, 0, 12)

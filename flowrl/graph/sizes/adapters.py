@@ -1,10 +1,14 @@
-"""How many parameters LoRA trains, from the shape of a model alone; a test compares each with what peft makes."""
+"""Which layers LoRA adapts, and how many parameters it trains, from the shape of a model alone.
+
+Tests compare both with what peft makes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowrl.graph.sizes.architecture import Architecture
+from flowrl.errors import nearest
+from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.model import ALL_LINEAR, LoraSpec, ModelSpec
 
 ADAPTER_BYTES = 4
@@ -14,14 +18,35 @@ ADAPTER_BYTES = 4
 def num_adapter_parameters(model: Architecture, lora: LoraSpec) -> int:
     """Of A (rank, inputs) and B (outputs, rank) in every layer that gets an adapter.
 
-    Names that no layer has count nothing: the run refuses them.
+    Names that no layer has count nothing: they are refused.
     """
-    layers = list(_layers(model))
-    if lora.target_modules != ALL_LINEAR:
-        wanted = tuple(f".{name}" for name in lora.target_modules)
-        layers += [("." + name, model.vocabulary, model.hidden) for name in _around(model)]
-        layers = [layer for layer in layers if layer[0].endswith(wanted)]
-    return sum(lora.rank * (inputs + outputs) for _, inputs, outputs in layers)
+    return sum(lora.rank * (inputs + outputs) for _, inputs, outputs in _adapted(model, lora))
+
+
+def other_adapters(model: Architecture | Unknown, was: LoraSpec | None, now: LoraSpec | None) -> str:
+    """How the adapters that a model had are of another shape than those that it now has; empty where they are not."""
+    if was is None or now is None:
+        shown = ["all its weights trained" if one is None else "adapters trained" for one in (was, now)]
+        return "" if was is now else f"had {shown[0]} and now has {shown[1]}"
+    if was.rank != now.rank:
+        return f"had lora.rank {was.rank} and now has {now.rank}"
+    if isinstance(model, Unknown):
+        return ""
+    differ = {layer[0] for layer in {*_adapted(model, was)} ^ {*_adapted(model, now)}}
+    return f"had adapters on other layers, as '{min(differ)[1:]}' shows" if differ else ""
+
+
+def fault_of_target(model: Architecture, target: str) -> tuple[str, str] | None:
+    """What is wrong with a name under `target_modules`, and what to write; None where nothing is, or nobody knows.
+
+    Which layers of a mixture are dense is not in its shape.
+    """
+    names = [name for name, *_ in _able(model)]
+    if model.num_experts or any(name.endswith(f".{target}") for name in names):
+        return None
+    if any(name.endswith(f".{target}") for name, *_ in _ends(model)):
+        return f"'{target}' has its weights in common with another layer (tied embeddings)", "leave it out"
+    return f"no layer called '{target}' can have an adapter", nearest(target, {n.rpartition(".")[2] for n in names})
 
 
 def num_trained(model: Architecture, spec: ModelSpec) -> int:
@@ -29,10 +54,27 @@ def num_trained(model: Architecture, spec: ModelSpec) -> int:
     return model.num_parameters if spec.lora is None else num_adapter_parameters(model, spec.lora)
 
 
-def _around(model: Architecture) -> tuple[str, ...]:
-    """Layers of the vocabulary's size that may have an adapter: none where they are tied."""
-    embedding = "transformer.wte" if model.model_type == "gpt2" else "model.embed_tokens"
-    return () if model.tied else (embedding, "lm_head")
+def _adapted(model: Architecture, lora: LoraSpec) -> Iterator[tuple[str, int, int]]:
+    """Every layer that gets an adapter, as `_layers` gives them."""
+    if lora.target_modules == ALL_LINEAR:
+        return _layers(model)
+    wanted = tuple(f".{name}" for name in lora.target_modules)
+    return (layer for layer in _able(model) if layer[0].endswith(wanted))
+
+
+def _able(model: Architecture) -> Iterator[tuple[str, int, int]]:
+    """Every layer that may have an adapter, as `_layers` gives them."""
+    yield from _layers(model)
+    if not model.tied:
+        yield from _ends(model)
+    if model.model_type == "gpt2" and model.max_positions is not None:
+        yield ".transformer.wpe", model.max_positions, model.hidden
+
+
+def _ends(model: Architecture) -> Iterator[tuple[str, int, int]]:
+    """The layers of the vocabulary's size, which may have an adapter unless they are tied."""
+    for name in ("transformer.wte" if model.model_type == "gpt2" else "model.embed_tokens", "lm_head"):
+        yield f".{name}", model.vocabulary, model.hidden
 
 
 def _layers(model: Architecture) -> Iterator[tuple[str, int, int]]:

@@ -4,7 +4,8 @@ Two kinds: what is *held* as long as the worker lives (weights, gradients, optim
 and what a node needs *while it runs* (KV cache, logits). A worker runs one node at a time, so its peak is all that is
 held plus the dearest node. Not counted: activations kept for the backward pass, buffers of collectives, what the
 allocator keeps back, the CUDA context (about 0.5 GiB). Source of the bytes per parameter: Rajbhandari et al. 2020,
-ZeRO, arXiv:1910.02054, section 3, with everything in float32: 4 weights + 4 gradients + 8 moments of AdamW.
+ZeRO, arXiv:1910.02054, section 3, with everything in float32: 4 weights + 4 gradients + 8 moments of AdamW;
+`moments.py` has those of others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flowrl.graph.sizes.adapters import ADAPTER_BYTES, num_trained
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.lengths import Lengths, StepLengths, holds_engine
+from flowrl.graph.sizes.moments import class_of, num_moments
 from flowrl.graph.words import count
 from flowrl.model import ModelSpec, base_of
 from flowrl.spec.document import PoolSpec
@@ -27,8 +29,6 @@ from flowrl.spec.document import PoolSpec
 GIB = 2**30
 WIDTH: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a weight."""
-ADAMW_MOMENTS = 2
-"""Running means that AdamW keeps of each parameter, each as wide as the parameter."""
 SCORES_AT_A_TIME = 2**24
 """Logits of response tokens in memory at a time, while log-probabilities are read or trained.
 
@@ -124,6 +124,8 @@ def held(
             for what, num, width in _kept(spec, model, "updates" in roles):
                 size, how = -(-num // workers) * width, f"{num:,} x {width} B{split}"
                 yield Share(name, what, size, how, sharded=spec.parallel == "fsdp2")
+            if "updates" in roles and num_moments(spec.optimizer) is None:
+                yield Share(name, class_of(spec.optimizer), 0, "not counted: what it keeps is known once it runs")
         engines = {
             tuple(str(getattr(node.node, key, "")) for key in names.ENGINE_SETTINGS): node
             for node in mine
@@ -142,7 +144,8 @@ def _kept(spec: ModelSpec, model: Architecture, updates: bool) -> Iterator[tuple
         if spec.lora is not None:
             yield "adapter", num, width
         yield "gradients", num, width
-        yield "AdamW", num, width * ADAMW_MOMENTS
+        if moments := num_moments(spec.optimizer):
+            yield class_of(spec.optimizer), num, width * moments
 
 
 def _copy(node: BoundNode, spec: ModelSpec, model: Architecture) -> tuple[int, str]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-SECONDS = 60
+SECONDS = 180
 """Ranks that take longer wait for each other."""
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def updates(draw: st.DrawFn) -> dict[str, Any]:
         "num_ranks": draw(st.sampled_from([1, 2, 3])),
         "max_grad_norm": draw(st.sampled_from([0.5, math.inf])),
         "parallel": draw(st.sampled_from(["ddp", "fsdp2"])),
+        "anchored": draw(st.booleans()),
     }
 
 
@@ -120,38 +121,63 @@ def masked(batch: Batch, share: float, seed: int) -> Batch:
 def test_any_split_of_a_mini_batch_gives_the_same_step(
     update: dict[str, Any], groups: dict[int, Ranks], folders: dict[str, str]
 ) -> None:
-    batch = masked(trajectories(**update["rows"]), update["masked"], update["order"])
+    batch, node = masked(trajectories(**update["rows"]), update["masked"], update["order"]), update["node"]
+    if not update["anchored"] and node["epochs"] == 1 and node["minibatch"] == update["rows"]["num_groups"]:
+        batch = replace(batch, columns={name: it for name, it in batch.columns.items() if name != "old_log_probs"})
     shuffled = take(batch, np.random.default_rng(update["order"]).permutation(len(batch.rows)))
     spec = ModelSpec(path=folders[update["model"]], trainable=True, optimizer=SGD[update["max_grad_norm"]])
-    expected = updated(0, 1, Case(spec, batch, update["node"]))
+    expected = updated(0, 1, Case(spec, batch, node))
     split = {"max_tokens_per_microbatch": update["max_tokens"]}
-    other = Case(spec.model_copy(update={"parallel": update["parallel"]}), shuffled, update["node"] | split)
+    other = Case(spec.model_copy(update={"parallel": update["parallel"]}), shuffled, node | split)
     num_ranks = update["num_ranks"]
     found = [updated(0, 1, other)] if num_ranks == 1 else groups[num_ranks].run(updated, other)
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_one_gradient_that_is_not_a_number_changes_nothing_on_any_rank(
-    parallel: str, groups: dict[int, Ranks], folders: dict[str, str]
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(("num_ranks", "parallel"), [(2, "ddp"), (2, "fsdp2"), (3, "ddp"), (3, "fsdp2")], ids=str)
+def test_every_loss_is_the_same_on_ranks_with_copies_and_with_shares(
+    num_ranks: int, parallel: str, aggregation: str, groups: dict[int, Ranks], folders: dict[str, str]
 ) -> None:
-    """All is as if the call had not been there: weights, moments, the learning rate of the steps after it."""
+    """All terms, two epochs, a last mini-batch of one prompt, rows that are masked as a whole, uneven micro-batches.
+
+    Each aggregation meets each estimator of the divergence, and each of them each way of splitting.
+    """
+    kind = KINDS[(AGGREGATIONS.index(aggregation) + num_ranks + 2 * (parallel == "fsdp2")) % len(KINDS)]
+    batch = masked(trajectories(num_groups=5), 0.2, 0)
+    shuffled = take(batch, np.random.default_rng(1).permutation(len(batch.rows)))
+    node = {"minibatch": 2, "epochs": 2, "shuffle": True, "aggregation": aggregation, "entropy_coef": 0.01}
+    node |= {"kl": kind, "kl_coef": 0.1}
+    spec = ModelSpec(path=folders["qwen2"], trainable=True, optimizer=SGD[math.inf])
+    expected = updated(0, 1, Case(spec, batch, node))
+    split = Case(spec.model_copy(update={"parallel": parallel}), shuffled, node | {"max_tokens_per_microbatch": 12})
+    assert_same(groups[num_ranks].run(updated, split), expected)
+
+
+@pytest.mark.parametrize("clamped", [False, True], ids=["gradient", "loss"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_one_number_that_is_none_changes_nothing_on_any_rank(
+    parallel: str, clamped: bool, groups: dict[int, Ranks], folders: dict[str, str]
+) -> None:
+    """All is as if the call had not been there: weights, moments, the learning rate of the steps after it.
+
+    Where the ratio is clamped, the loss alone is not a number, and that on one rank alone.
+    """
     optimizer = OptimizerSpec(lr=0.01, schedule="cosine", warmup_steps=1)
     spec = ModelSpec(path=folders["qwen2"], trainable=True, optimizer=optimizer, parallel=parallel)  # type: ignore[arg-type]
-    found = groups[2].run(skipped, spec, trajectories())
+    found = groups[2].run(skipped, spec, trajectories(), clamped)
     for rank in found:
         assert rank["states"][0] == rank["states"][1] != rank["states"][2]
         assert rank["changed"] == [True, False, True]
         assert rank["rates"] == found[0]["rates"]
     first, broken, after = found[0]["rates"]
     assert broken == after != first
-    assert (
-        sum(metric.value for rank in found for metric in rank["metrics"] if metric.name == "actor/skipped_steps") == 1
-    )
+    merged = {name: metric.value for name, metric in merge(rank["metrics"] for rank in found).items()}
+    assert merged == {"actor/skipped_steps": 1}
     assert found[0]["steps"] == [2, 2, 3]
 
 
-def skipped(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch) -> dict[str, Any]:
+def skipped(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch, clamped: bool) -> dict[str, Any]:
     """Steps, of which the second has a single advantage that is not a number: all that a checkpoint would hold."""
     from flowrl.nodes._backend.trainer import trainer_of
     from flowrl.nodes.update.policy import Policy
@@ -160,15 +186,18 @@ def skipped(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch) -> dict[st
     node = Policy(minibatch=4, max_tokens_per_microbatch=30)
     node.setup(context)
     trainer = trainer_of(context)
-    advantages = batch.columns["advantages"]
+    columns, token = dict(batch.columns), np.flatnonzero(batch.columns["loss_mask"].values)[0]
+    advantages, old = columns["advantages"], columns["old_log_probs"].values.copy()
     broken = advantages.values.copy()
-    broken[np.flatnonzero(batch.columns["loss_mask"].values)[0]] = np.nan
+    broken[token] = np.nan
+    old[token] = 99.0 if clamped else old[token]
+    columns["old_log_probs"] = columns["old_log_probs"]._with(old)
     values = [advantages.values, broken, advantages.values]
     found: dict[str, Any] = {"states": [], "changed": [], "rates": [], "steps": []}
     for each in values:
         found["rates"].append(trainer.learning_rate)
         with collect() as report:
-            node.run(**(batch.columns | {"advantages": advantages._with(each)}))  # type: ignore[arg-type]
+            node.run(**(columns | {"advantages": advantages._with(each)}))  # type: ignore[arg-type]
         if each is broken:
             found["metrics"] = list(report.metrics.values())
         tensors = [*trainer.module.state_dict().values()]

@@ -13,36 +13,32 @@ import pytest
 
 from flowrl.engine.call import WorkerSetup
 from flowrl.engine.states import States
-from flowrl.model import ModelSpec, OptimizerSpec
+from flowrl.model import LoraSpec, ModelSpec, OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes.update.policy import Policy
 from flowrl.rows import Array
 
-SPEC = ModelSpec(path="arith-tiny", trainable=True, optimizer=OptimizerSpec(lr=1e-3))
+OPTIMIZER = OptimizerSpec(lr=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=2)
 Weights = dict[str, Array]
 
 
 def a_node(rank: int, num_ranks: int, port: int, parallel: str) -> tuple[Policy, States, Any]:
     """An update with its trainer, in a process of its own."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
     from flowrl.nodes._backend.trainer import trainer_of
 
-    torch.set_num_threads(1)
     if num_ranks > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1"}
         os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
-    context = Context(model="policy", models={"policy": SPEC}, rank=rank, num_ranks=num_ranks)
+    lora = LoraSpec(rank=4) if parallel.endswith("lora") else None
+    spec = ModelSpec(
+        path="arith-tiny", trainable=True, parallel=parallel.split()[0], lora=lora, optimizer=OPTIMIZER
+    )  # fmt: skip
+    models = {"policy": spec}
+    context = Context(model="policy", models=models, rank=rank, num_ranks=num_ranks, optimizer_steps={"policy": 10})
     node = Policy(minibatch=2)
     node.setup(context)
-    trainer = trainer_of(context)
-    if parallel == "fsdp2":
-        module = trainer.module if num_ranks == 1 else trainer.model.module
-        trainer.module = trainer.model = fully_shard(module) if num_ranks > 1 else module
-        trainer.optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-3, weight_decay=0.0)
-    setup = WorkerSetup("train", rank, num_ranks, (), {"policy": SPEC}, 0, 1)
-    return node, States(setup, {"update": node}, ()), trainer
+    setup = WorkerSetup("train", rank, num_ranks, (), models, 0, 1)
+    return node, States(setup, {"update": node}, ()), trainer_of(context)
 
 
 def train(trainer: Any, num_steps: int) -> None:
@@ -50,14 +46,12 @@ def train(trainer: Any, num_steps: int) -> None:
 
     ids = torch.arange(24).reshape(3, 8) % 19
     for _ in range(num_steps):
-        trainer.optimizer.zero_grad()
-        trainer.model(input_ids=ids).logits.float().pow(2).mean().backward()
-        trainer.optimizer.step()
+        trainer.step([ids], lambda model, rows: model(input_ids=rows).logits.float().pow(2).mean() / trainer._num_ranks)
 
 
 def whole(trainer: Any) -> Weights:
     state = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in
-             trainer.module.state_dict().items()}  # fmt: skip
+             trainer.module.named_parameters()}  # fmt: skip
     return {name: value.detach().numpy().copy() for name, value in state.items()}
 
 
@@ -106,13 +100,19 @@ def on_ranks(call: Any, num_ranks: int, parallel: str, folder: Path) -> list[lis
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Weights]]]:
-    folders = {parallel: tmp_path_factory.mktemp(parallel) for parallel in ("ddp", "fsdp2")}
+    folders = {parallel: tmp_path_factory.mktemp(parallel) for parallel in ("ddp", "fsdp2", "fsdp2 lora")}
     return {parallel: (folder, on_ranks(save, 2, parallel, folder)[0]) for parallel, folder in folders.items()}
 
 
 @pytest.mark.parametrize(
     ("before", "num_ranks", "after"),
-    [("ddp", 1, "ddp"), ("ddp", 3, "ddp"), ("ddp", 2, "fsdp2"), ("fsdp2", 3, "fsdp2"), ("fsdp2", 1, "ddp")],
+    [
+        ("ddp", 1, "ddp"),
+        ("ddp", 3, "fsdp2"),
+        ("fsdp2", 3, "ddp"),
+        ("fsdp2", 3, "fsdp2"),
+        ("fsdp2 lora", 1, "ddp lora"),
+    ],
 )
 def test_another_number_of_ranks_goes_on_with_the_same_weights(
     before: str, num_ranks: int, after: str, saved: dict[str, tuple[Path, list[Weights]]]

@@ -18,8 +18,6 @@ from flowrl.nodes.update.policy import Policy
 
 def train(rank: int, num_ranks: int, port: int, parallel: Any = "ddp") -> dict[str, Any]:
     """Read the reference, take two steps, send; then read the reference again."""
-    import torch
-
     from flowrl.nodes._backend.trainer import trainer_of
     from flowrl.nodes._backend.transport import stream
 
@@ -28,7 +26,7 @@ def train(rank: int, num_ranks: int, port: int, parallel: Any = "ddp") -> dict[s
         os.environ |= {name: str(value) for name, value in (names | {"MASTER_PORT": port}).items()}
     spec = ModelSpec(
         path="arith-tiny", trainable=True, lora=LoraSpec(rank=4, alpha=4), parallel=parallel,
-        optimizer=OptimizerSpec(max_grad_norm=0.5),
+        optimizer=OptimizerSpec(type="torch.optim:SGD", lr=1.0, max_grad_norm=0.5),
     )  # fmt: skip
     models = {"policy": spec, "reference": ModelSpec(path="arith-tiny")}
     context = Context(model="policy", models=models, rank=rank, num_ranks=num_ranks, trained=("policy",))
@@ -36,7 +34,6 @@ def train(rank: int, num_ranks: int, port: int, parallel: Any = "ddp") -> dict[s
     reference.setup(replace(context, model="reference"))
     update.setup(context)
     trainer = trainer_of(context)
-    trainer.optimizer = torch.optim.SGD([p for p in trainer.module.parameters() if p.requires_grad], lr=1.0)
     batch = trajectories(num_groups=4)
     ids = {name: batch.columns[name] for name in ("prompt_ids", "response_ids", "temperature")}
     before = reference.run(**ids).log_probs  # type: ignore[arg-type]

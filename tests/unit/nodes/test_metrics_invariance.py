@@ -10,15 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from trajectories import trajectories
 
 from flowrl.batch import Batch, Step
 from flowrl.metrics import collect, merge
+from flowrl.model import OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.engine import Completion
 from flowrl.nodes._backend.rollouts import report
-from flowrl.nodes._backend.trainer import trainer_of
 from flowrl.nodes.update.policy import Policy
 
 OF_THE_LOSS = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm")
@@ -27,11 +26,11 @@ OF_TOKENS = ("actor/entropy", "actor/clip_fraction", "mismatch/log_ratio", "mism
 
 def metrics_of(context: Context, batch: Batch, **settings: int) -> dict[str, float]:
     """Of updates that change no weight, so that only the cut differs."""
-    context = replace(context, shared={})
+    still = OptimizerSpec(type="torch.optim:SGD", lr=1e-30)
+    spec = context.models["policy"].model_copy(update={"optimizer": still})
+    context = replace(context, shared={}, models={"policy": spec})
     node = Policy(**({"minibatch": 4, "kl_coef": 0.1, "entropy_coef": 0.01} | settings))  # type: ignore[arg-type]
     node.setup(context)
-    trainer = trainer_of(context)
-    trainer.optimizer = torch.optim.SGD(trainer.module.parameters(), lr=0.0)
     columns = {**batch.columns, "rollout_log_probs": batch.columns["old_log_probs"] - 0.1}  # type: ignore[operator]
     with collect() as found:
         node.run(**columns, max_tokens=Step(batch.rows, 9))  # type: ignore[arg-type]

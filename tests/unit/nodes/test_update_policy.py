@@ -135,6 +135,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(context: Context) -> None
     assert not torch.equal(parameters(trainer), before)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["last", "first"])
+def test_a_skipped_step_is_in_no_mean_of_the_others(order: tuple[int, int], context: Context) -> None:
+    """Two mini-batches, one with an advantage that is not a number: the metrics are those of the other alone."""
+    good = trajectories()
+    groups = [np.flatnonzero(good.rows.group < 2), np.flatnonzero(good.rows.group >= 2)]
+    alone, expected = updated(context, take(good, groups[order[0]]), minibatch=2, **ALL_TERMS)
+    spoiled = good.columns["advantages"].values.copy()
+    bad_token = np.isin(good.columns["advantages"].jagged.row, groups[order[1]]) & good.columns["loss_mask"].values  # type: ignore[attr-defined]
+    spoiled[np.flatnonzero(bad_token)[0]] = np.nan
+    advantages = good.columns["advantages"]._with(spoiled)  # type: ignore[attr-defined]
+    moved, metrics = updated(context, good, changes={"advantages": advantages}, minibatch=2, **ALL_TERMS)
+    assert torch.allclose(moved, alone, atol=1e-6)
+    assert metrics.pop("actor/skipped_steps") == 1
+    expected.pop("actor/skipped_steps")
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 def test_an_empty_mask_takes_no_step(context: Context) -> None:
     batch = trajectories()
     mask = batch.columns["loss_mask"]

@@ -62,6 +62,18 @@ def test_a_pipe_gets_one_plain_line_a_step_and_the_table() -> None:
     assert "entropy" not in text, "an absent metric is left out"
 
 
+def test_the_time_left_counts_what_lies_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 2 s, and a validation of 8 s after every second one: 6 s a step, of which time/step knows 2."""
+    clock, stream = iter([0.0, 5.0, 15.0, 17.0, 27.0]), io.StringIO()
+    recorder = ConsoleRecorder("val", FOLDER, stream)
+    monkeypatch.setattr("flowrl.track.console.time.monotonic", lambda: next(clock))
+    recorder._started = recorder._ready = recorder._last = next(clock)
+    for step in range(1, 5):
+        recorder.step(step, 104, metrics_of(step))
+    (last,) = [line for line in stream.getvalue().splitlines() if line.startswith("step   4/104")]
+    assert last.endswith("eta 0:10:00")  # 16 s between the steps of 4: 100 x (2 + 4)
+
+
 def test_the_same_warning_is_shown_once_and_counted_at_the_end() -> None:
     stream = io.StringIO()
     run_into(stream)

@@ -23,6 +23,8 @@ DEFAULT = Path(__file__).parents[4] / "pipelines" / "grpo_sync.yaml"
             "'torch.optim:Rprop' takes no weight decay, but 0.1 is asked for",
             "weight_decay: 0.0",
         ),
+        ("optimizer={type: torch.optim:LBFGS}", "computes the loss several times in a step", "type: adamw"),
+        ("optimizer={type: torch.nn.modules.linear:Linear}", "no optimizer of torch, but derived from Module", "adamw"),
         ("optimizer={options: {lr: 1.0}}", "lr has a key of its own beside options", "lr: ..."),
         ("optimizer={type: torch.optim:SGD, eps: 1.0e-6}", "eps is a setting of adamw", "options: {eps: 1e-06}"),
         ("optimizer={min_lr_rate: 0.1}", "a constant one does not fall", "schedule: cosine"),
@@ -47,6 +49,7 @@ def test_a_frozen_model_is_not_told_how_to_train(setting: str) -> None:
     [
         "optimizer={type: torch.optim:SGD, lr: 0.1, options: {momentum: 0.9, nesterov: true}}",
         "optimizer={type: torch.optim:Adafactor, options: {d: 2.0}}",
+        "optimizer={type: transformers.optimization:Adafactor, options: {scale_parameter: false}}",
         "optimizer={schedule: cosine, warmup_steps: 5, min_lr_rate: 0.1, weight_decay: 0.01, options: {amsgrad: true}}",
         "attn_implementation=flash_attention_2",
         "parallel=fsdp2",

@@ -175,8 +175,9 @@ def test_staleness_and_what_bounds_it(sets: list[str], lines: list[str]) -> None
 
 
 def test_what_resume_would_do() -> None:
-    assert page().endswith("resume      never: without checkpoint: a run starts at step 1")
-    assert page("checkpoint={every: 50}").endswith(
+    never = page("checkpoint=null")
+    assert never.endswith("resume      never: without checkpoint: a run starts at step 1")
+    assert page().endswith(
         "checkpoint  every 50 steps and at the last one; 2 kept\n"
         "resume      auto: a run that did not finish is gone on with"
     )

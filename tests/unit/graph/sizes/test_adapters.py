@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowrl.graph.show.report import as_plan
-from flowrl.graph.sizes.adapters import num_adapter_parameters
+from flowrl.graph.sizes.adapters import fault_of_target, num_adapter_parameters, other_adapters
 from flowrl.graph.sizes.architecture import Architecture, from_config
 from flowrl.graph.sizes.batches import Passes
 from flowrl.graph.sizes.flops import work_of_passes
@@ -17,6 +17,7 @@ from flowrl.graph.sizes.lengths import Lengths
 from flowrl.graph.sizes.measure import measure
 from flowrl.graph.sizes.memory import Share
 from flowrl.model import LoraSpec
+from flowrl.model_files import ModelError
 from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.lora import adapt
 from flowrl.pipeline import load
@@ -53,7 +54,7 @@ def made(config: dict[str, Any]) -> tuple[Any, Architecture]:
     [
         "all-linear",
         ["o_proj", "down_proj", "c_proj"],
-        ["q_proj", "embed_tokens", "lm_head"],
+        ["q_proj", "embed_tokens", "lm_head", "wpe"],
         ["layers.1.self_attn.k_proj"],
     ],
 )
@@ -70,6 +71,45 @@ def test_the_adapters_of_a_model_are_counted_as_peft_makes_them(kind: str, targe
     adapt(model, lora, 0)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert num_adapter_parameters(architecture, lora) == trained > 0
+
+
+NAMES = (
+    "q_proj", "qkv_proj", "gate_proj", "down_proj", "c_attn", "mlp.c_proj", "layers.1.self_attn.k_proj",
+    "h.0.attn.c_attn", "model.layers.0.mlp.up_proj", "embed_tokens", "wte", "wpe", "lm_head", "self_attn", "mlp",
+    "norm", "input_layernorm", "q_prj", "layers.7.self_attn.q_proj", "proj",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_is_refused_before_the_run_where_the_run_would_refuse_it(kind: str) -> None:
+    for name in NAMES:
+        model, architecture = made(KINDS[kind])
+        try:
+            adapt(model, LoraSpec(rank=1, target_modules=[name]), 0)
+            fits = True
+        except ModelError:
+            fits = False
+        found = fault_of_target(architecture, name)
+        assert found is None if fits or architecture.num_experts else found is not None, (name, found)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "fault"),
+    [
+        ({"rank": 4}, {"rank": 4, "alpha": 3, "dropout": 0.1, "rslora": True}, ""),
+        ({"rank": 4}, {"rank": 8}, "had lora.rank 4 and now has 8"),
+        ({"target_modules": ["q_proj", "v_proj"]}, {"target_modules": ["v_proj", "self_attn.q_proj", "q_proj"]}, ""),
+        ({"target_modules": ["q_proj"]}, {}, "as 'model.layers.0.mlp.down_proj' shows"),
+        ({}, None, "had adapters trained and now has all its weights trained"),
+        (None, {}, "had all its weights trained and now has adapters trained"),
+        (None, None, ""),
+    ],
+)
+def test_adapters_of_another_shape_are_known_before_they_are_loaded(was: Any, now: Any, fault: str) -> None:
+    model = from_config(LLAMA)
+    specs = [None if one is None else LoraSpec(**one) for one in (was, now)]
+    found = other_adapters(model, *specs)
+    assert fault in found if fault else not found
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

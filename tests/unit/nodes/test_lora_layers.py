@@ -55,7 +55,7 @@ def expected_weights(model: Any, plain: Any) -> dict[str, torch.Tensor]:
         weight = found[f"{name}.weight"].detach()
         lora = model.peft_config["default"]
         product = product.T if weight.shape != product.shape or "Conv1D" in repr(model.get_submodule(name)) else product
-        found[f"{name}.weight"] = weight + lora.lora_alpha / lora.r * product
+        found[f"{name}.weight"] = weight + lora.lora_alpha / (lora.r**0.5 if lora.use_rslora else lora.r) * product
     return {name: value.detach() for name, value in found.items()}
 
 
@@ -69,7 +69,8 @@ TARGETS: Mapping[str, Any] = {
 @pytest.mark.parametrize("kind", TARGETS)
 def test_engines_get_the_merged_weights_under_the_plain_names(kind: str, model_folder: Callable[[str], Path]) -> None:
     path = kind if kind == "arith-tiny" else str(model_folder(kind))
-    model = changed(training_model(spec_of(path, rank=3, alpha=5, target_modules=TARGETS[kind])))
+    rslora = kind == "qwen2"
+    model = changed(training_model(spec_of(path, rank=3, alpha=5, rslora=rslora, target_modules=TARGETS[kind])))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plain = load_model(ModelSpec(path=path))
     sent = only_bucket(model, verify=True)
