@@ -115,10 +115,12 @@ class Front:
         num_sessions = Counter(receipt.rows.uids[group] for group in receipt.rows.group.tolist())
         for uid in receipt.settled:
             if uid in self.flow.groups:
-                group = self.flow.groups[uid]
+                group, version = self.flow.groups[uid], receipt.oldest.get(uid)
+                if version is not None and version < group.version:
+                    fact = f"a token was made with version {version} of the weights, after the sync of {group.version}"
+                    raise RunError(fact, node=receipt.node, worker=receipt.worker, rows=[uid])
                 group.num_sessions += num_sessions[uid]
-                versions = (group.oldest, receipt.oldest.get(uid))
-                group.oldest = min((version for version in versions if version is not None), default=None)
+                group.oldest = min((v for v in (group.oldest, version) if v is not None), default=None)
                 group.longest = max(group.longest or 0, receipt.longest.get(uid, 0))
                 if not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
                     self.give_up(uid, "failed")
