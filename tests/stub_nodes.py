@@ -15,6 +15,8 @@ from flowrl.batch import Prompt, Sample, Step, Token
 from flowrl.engine.call import NodeSetup
 from flowrl.metrics import failure, metric
 from flowrl.node import Context, Node
+from flowrl.nodes._backend.engine import engines_of
+from flowrl.nodes._backend.weights import Update as WeightUpdate
 from flowrl.registry import NodeRef
 from flowrl.rows import Rows
 
@@ -142,11 +144,17 @@ class Writer(Update):
 
 
 class Sync(Node):
-    """Sends them."""
+    """Sends them, and tells the engines of its model their next version."""
 
     weights = "syncs"
     pure = False
     device = "accelerator"
+
+    tells: bool = True
+    _context: Context = PrivateAttr()
+
+    def setup(self, context: Context) -> None:
+        self._context = context
 
     def receiver(self) -> str:
         return "here"
@@ -157,6 +165,9 @@ class Sync(Node):
 
     def receive(self, part: Any, version: int) -> None:
         assert part == 7
+        for engine in engines_of(self._context).values() if self.tells else ():
+            engine.begin_update(WeightUpdate({}))
+            engine.finish_update(version)
 
 
 class Mute(Exception):

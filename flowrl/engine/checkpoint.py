@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.batch import Batch
+from flowrl.engine.call import Receipt
 from flowrl.run_files import CHECKPOINTS, sync_folder, write_text
 
 MARKER = "checkpoint.json"
-COLUMNS = "in_flight.pickle"
+IN_FLIGHT = "in_flight.pickle"
+InFlight = tuple[Sequence[Batch], Sequence[Receipt]]
+"""Columns of groups that wait for a batch, and receipts whose metrics are of a later step."""
 FORMAT = 1
 _PARTIAL = ".partial"
 
@@ -55,10 +58,12 @@ class Checkpoint:
         found: Mapping[str, Any] = self.marker["data"]
         return found
 
-    def columns(self) -> list[Batch]:
-        """Of groups that were in flight and waited for a batch."""
-        file = self.path / COLUMNS
-        return [*pickle.loads(file.read_bytes())] if COLUMNS in self.marker["files"] else []
+    def in_flight(self) -> InFlight:
+        """What groups in flight had so far."""
+        if IN_FLIGHT not in self.marker["files"]:
+            return (), ()
+        columns, receipts = pickle.loads((self.path / IN_FLIGHT).read_bytes())
+        return columns, receipts
 
     def __str__(self) -> str:
         return f"step {self.step} of {self.path.parents[1]}"
@@ -83,13 +88,13 @@ def complete(partial: Path, marker: Mapping[str, Any], files: Mapping[str, int])
     return mark(final, {"format": FORMAT, **marker, "files": dict(files)})
 
 
-def write_columns(partial: Path, columns: Sequence[Batch]) -> dict[str, int]:
-    """Write the columns of groups in flight; the size of the file by its name."""
-    with (partial / COLUMNS).open("wb") as file:
-        pickle.dump(list(columns), file)
+def write_in_flight(partial: Path, in_flight: InFlight) -> dict[str, int]:
+    """Write what groups in flight have so far; the size of the file by its name."""
+    with (partial / IN_FLIGHT).open("wb") as file:
+        pickle.dump(in_flight, file)
         file.flush()
         os.fsync(file.fileno())
-    return {COLUMNS: (partial / COLUMNS).stat().st_size}
+    return {IN_FLIGHT: (partial / IN_FLIGHT).stat().st_size}
 
 
 def check_files(folder: Path, files: Mapping[str, int]) -> None:

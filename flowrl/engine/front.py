@@ -10,6 +10,7 @@ from flowrl.batch import Batch, Prompt
 from flowrl.column import Column, as_array
 from flowrl.data import stream
 from flowrl.engine.call import Receipt
+from flowrl.engine.checkpoint import InFlight
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.dispatch import Arrival, Dispatcher
 from flowrl.engine.store import Store
@@ -40,6 +41,8 @@ class Front:
         self.again: list[stream.Prompt] = []
         self.max_restarts = getattr(plan.document.schedule, "max_restarts", 0)
         self.limits = limits_of(plan.gate.node if plan.gate is not None and plan.gate.node is not None else Gate())
+        self.held: list[Receipt] = []
+        """Receipts of groups that are part of no batch yet: what they report is of the step that trains them."""
         self.lengths = Counter[str]()
         """Of groups given up for their age in this step, by the length of their longest response."""
         self.told = Counter[Reason]()
@@ -94,6 +97,19 @@ class Front:
             fix = "see groups/* in metrics.jsonl; other prompts, a larger batch.group, max_rounds, or when_short: short"
             raise RunError(f"{fact} ({fix})", node=self.plan.gate.name)
         return [group.uid for group in self.flow.ready] if self.limits.when_short == "short" else []
+
+    def holds(self, receipt: Receipt) -> bool:
+        """Whether what a block reports is of a later step: its groups are part of no batch yet."""
+        groups = [self.flow.groups[uid] for uid in receipt.settled if uid in self.flow.groups]
+        if receipt.failed or not groups or any(group.cut for group in groups):
+            return False
+        self.held.append(receipt)
+        return True
+
+    def reported(self) -> list[Receipt]:
+        """Of what was held back, that of groups of which one has been cut or none is left."""
+        held, self.held = self.held, []
+        return [receipt for receipt in held if not self.holds(receipt)]
 
     def collect(self, arrival: Arrival) -> None:
         """Settle the groups of a block."""
@@ -187,13 +203,14 @@ class Front:
         flow = {"front": sorted(self.plan.front), "groups": groups, "later": later, "restarts": self.flow.restarts}
         return {**self.prompts.state(), "flow": flow} if groups or later or self.flow.restarts else self.prompts.state()
 
-    def columns(self) -> list[Batch]:
-        """The columns of the groups that wait for a batch, for a checkpoint."""
+    def in_flight(self) -> tuple[list[Batch], list[Receipt]]:
+        """The columns of the groups that wait for a batch, and what is still to be reported, for a checkpoint."""
         uids = [group.uid for group in self.flow.ready]
         parts = self.store.holding(uids)
-        return [take_groups(batch, uids) for batch in self.cluster.fetch([part.ref for part in parts])] if uids else []
+        columns = self.cluster.fetch([part.ref for part in parts]) if parts else []
+        return [take_groups(batch, uids) for batch in columns], self.held
 
-    def restore(self, state: Mapping[str, Any], columns: Iterable[Batch], version: int) -> None:
+    def restore(self, state: Mapping[str, Any], in_flight: InFlight, version: int) -> None:
         """Take up what was in flight: groups that were ready are so again, others are generated anew in their place."""
         flow = state.get("flow")
         if flow is None or state["cursor"] != self.prompts.state()["cursor"]:
@@ -209,8 +226,11 @@ class Front:
                     self.progress.submit(name, [uid])
                     self.progress.settle(name, [uid])
                 self.flow.settle(uid, group["oldest"])
+        columns, receipts = in_flight
         for batch in columns if same else ():
             self.store.add(self.cluster.put(batch), batch.columns, batch.rows)
+        ready = {group.uid for group in self.flow.ready}
+        self.held = [receipt for receipt in receipts if ready.intersection(receipt.settled)]
 
 
 def admit(store: Store, cluster: Cluster, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int) -> Batch:

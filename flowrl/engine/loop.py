@@ -91,6 +91,8 @@ class Loop:
             self.submit(self.front.progress)
             self.collect(await self.next_arrival(self.front.progress))
             self.front.admit(self.version)
+        for receipt in self.front.reported():
+            self.tally.report(receipt)
         if self.schedule.pauses:
             await self.dispatcher.pause()
         graph = self.plan.of_batch(step, number)
@@ -112,8 +114,8 @@ class Loop:
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):
             self.record()
-            state, columns, failed = self.front.state(), self.front.columns(), self.dispatcher.arrivals.put_nowait
-            await self.saver.save(step, self.dispatcher.versions, state, columns, failed)
+            state, held, failed = self.front.state(), self.front.in_flight(), self.dispatcher.arrivals.put_nowait
+            await self.saver.save(step, self.dispatcher.versions, state, held, failed)
 
     async def restore(self) -> int:
         """Go on from the checkpoint, if there is one: the last step that it holds. Else validate what is there."""
@@ -129,7 +131,7 @@ class Loop:
         await self.dispatcher.weight_sync.push_all(versions)
         if self.schedule.serves:
             await self.dispatcher.resume()  # engines have left the device's memory to the weights that were loaded
-        self.front.restore(self.resumed.data["state"], self.resumed.columns(), self.version)
+        self.front.restore(self.resumed.data["state"], self.resumed.in_flight(), self.version)
         return self.resumed.step
 
     @property
@@ -173,7 +175,7 @@ class Loop:
         receipt, progress = arrival.receipt, arrival.progress
         node = self.plan.graph.nodes[arrival.node]
         tally = self.tally if progress.asked is None else self.measured
-        tally.add(receipt)
+        tally.add(receipt, held=progress is self.front.progress and self.front.holds(receipt))
         self.unrecorded.append(self.event(node, receipt))
         if receipt.failed:
             self.retry_or_raise(node, receipt, progress)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.batch import Batch
 from flowrl.engine import checkpoint
-from flowrl.engine.checkpoint import Checkpoint, Incomplete, partial_folder
+from flowrl.engine.checkpoint import Checkpoint, Incomplete, InFlight, partial_folder
 from flowrl.engine.cluster import Cluster
 from flowrl.errors import RunError
 from flowrl.schedule.record import Recorder
@@ -55,9 +54,9 @@ class Saver:
         return wanted
 
     async def save(
-        self, step: int, versions: Mapping[str, int], data: Mapping[str, Any], columns: Sequence[Batch], failed: Failed
+        self, step: int, versions: Mapping[str, int], data: Mapping[str, Any], in_flight: InFlight, failed: Failed
     ) -> None:
-        """Let every worker copy its state, then write it beside the run, with the `columns` of groups in flight.
+        """Let every worker copy its state, then write it beside the run, with what the groups `in_flight` have so far.
 
         Nothing that trains may be running. `failed` takes the error of a save that goes wrong later.
         """
@@ -77,7 +76,7 @@ class Saver:
             "data": {**self.about["data"], "state": dict(data)},
         }
         self._writing = asyncio.ensure_future(
-            self._write(_Save(step, partial, marker, columns, sum(copies), start, copied))
+            self._write(_Save(step, partial, marker, in_flight, sum(copies), start, copied))
         )
         self._writing.add_done_callback(lambda task: _tell(task, failed))
 
@@ -104,8 +103,8 @@ class Saver:
             for fault in faults:
                 raise fault
             files = {name: size for part in written if isinstance(part, Mapping) for name, size in part.items()}
-            if save.columns:
-                files |= await asyncio.to_thread(checkpoint.write_columns, save.partial, save.columns)
+            if any(save.in_flight):
+                files |= await asyncio.to_thread(checkpoint.write_in_flight, save.partial, save.in_flight)
             await asyncio.to_thread(checkpoint.complete, save.partial, save.marker, files)
         except Exception as error:  # of a disk, a network, a worker, or a node whose state cannot be pickled
             raise self._error(save.step, save.partial, _said(error), save.num_bytes) from None
@@ -165,7 +164,7 @@ class _Save:
     step: int
     partial: Path
     marker: Mapping[str, Any]
-    columns: Sequence[Batch]
+    in_flight: InFlight
     num_bytes: int
     """In host memory, of all workers."""
     start: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,33 +11,8 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import Context, Gate, Node, Prompt, Sample
+from flowrl import Gate, Prompt, Sample
 from flowrl.errors import RunError
-from flowrl.nodes._backend.engine import engines_of
-from flowrl.nodes._backend.weights import Update
-
-class Tell(Node):
-    """Tells the engines of its model their next version."""
-
-    weights = "syncs"
-    pure = False
-    device = "accelerator"
-    _context: Context
-
-    def setup(self, context: Context) -> None:
-        self._context = context
-
-    def receiver(self) -> str:
-        return ""
-
-    def send(self, receivers: Any) -> Iterator[int]:
-        yield 0
-
-    def receive(self, part: int, version: int) -> None:
-        for engine in engines_of(self._context).values():
-            engine.begin_update(Update({}))
-            engine.finish_update(version)
-
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 ASYNC = {"mode": "separate_async", "max_staleness": 1}
@@ -75,7 +49,7 @@ def document(schedule: dict[str, Any], folder: Path, **nodes: Any) -> dict[str, 
                 "script": {"texts": ["1", "23"], **nodes.pop("script", {})},
             },
             "update": {"use": f"{STUBS}:Update", "model": "policy", "pool": "train"},
-            "sync": {"use": f"{Path(__file__)}:Tell", "model": "policy"},
+            "sync": {"use": f"{STUBS}:Sync", "model": "policy"},
             **nodes,
         },
         "run": {"steps": 4, "dir": str(folder)},
@@ -156,7 +130,7 @@ def test_when_every_session_fails_the_run_ends_instead_of_trying_for_ever(
 
 def test_an_engine_that_stays_behind_its_syncs_ends_the_run_by_name(tmp_path: Path) -> None:
     made = document(ASYNC, tmp_path)
-    made["nodes"]["sync"]["use"] = f"{STUBS}:Sync"
+    made["nodes"]["sync"]["tells"] = False
     with pytest.raises(RunError, match=r"made with version 0 of the weights, after the sync of 1 .*node rollout"):
         run(made)
 
