@@ -33,7 +33,9 @@ class Front:
         self.flow = Flow()
         # Without slack all groups of a batch are admitted together; else whatever is there is worked on.
         canonical = {} if plan.slack else plan.canonical_groups
-        self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical)
+        # Small parts, so that what they report can be told apart by the step that trains them.
+        most = plan.groups_per_block if schedule.serves else None
+        self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical, most=most)
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
         self.later: list[stream.Prompt] = []

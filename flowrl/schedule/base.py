@@ -39,14 +39,16 @@ class Progress:
         canonical: Mapping[str, int] | None = None,
         asked: Asked | None = None,
         front: Progress | None = None,
+        most: int | None = None,
     ) -> None:
         """`canonical` gives, by node, the groups of its canonical blocks: cut by the order of submission.
 
         `asked` is what a validation asks of its nodes; None in training. Nodes of the `front` are walked by that one,
-        which may be ahead with some of these groups.
+        which may be ahead with some of these groups. `most` groups are given at a time to a node without a model; None
+        is all that are there.
         """
         self.step, self.asked, self.uids = step, asked, ()
-        self._graph, self._front = graph, front
+        self._graph, self._front, self._most = graph, front, most
         self._order = [name for name in graph.order if front is None or name not in front]
         self._block_size = dict(canonical or {})
         self._blocks: dict[str, list[tuple[str, ...]]] = {name: [] for name in self._order if name in self._block_size}
@@ -101,7 +103,9 @@ class Progress:
             if name in self._blocks:
                 yield from (Task(name, self.step, block) for block in self._blocks[name] if groups.issuperset(block))
             else:
-                yield Task(name, self.step, tuple(uid for uid in self.uids if uid in groups))
+                ready = tuple(uid for uid in self.uids if uid in groups)
+                most = self._most if self._most and self._graph.nodes[name].weights is None else len(ready)
+                yield from (Task(name, self.step, ready[at : at + most]) for at in range(0, len(ready), most))
 
     def _available(self, name: str) -> set[str]:
         whole, sources = self._sources[name]["whole"], self._sources[name]["field"]
