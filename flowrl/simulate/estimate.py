@@ -15,7 +15,7 @@ from flowrl.graph.sizes.measure import Sizes, lengths_of, measure
 from flowrl.graph.sizes.memory import width_of_engine
 from flowrl.simulate.costs import Costs, Decoding, Drawn
 
-ROW_SECONDS = 2e-4
+ROW_SECONDS = 1e-4
 """Of a row in a node without a model."""
 MODEL_ROW_SECONDS = 1e-2
 """Of a row in a node whose model is not known."""

@@ -24,6 +24,8 @@ from flowrl.spec.read import read_document
 TOKENS, LONGEST = "rollout/tokens", "rollout/response_length/max"
 BETTER = 0.8
 """A speed that depends on the number of sequences must leave at most so much of the error of one that does not."""
+EXACT = 1e-6
+"""Squared error of a fit, as a share of the squares, that leaves nothing to explain."""
 ROUND_SECONDS = 0.01
 """A call that begins so long after the end of another one's block is another round of a gate."""
 
@@ -188,7 +190,8 @@ def _speed(calls: Sequence[_Call]) -> tuple[float, float]:
     alone = float(seconds @ longest / (longest @ longest))
     both = np.linalg.lstsq(np.stack([longest, tokens], axis=1), seconds, rcond=None)[0]
     errors = [float(((seconds - fit) ** 2).sum()) for fit in (alone * longest, both[0] * longest + both[1] * tokens)]
-    if min(both) < 0 or len(calls) < 3 or errors[1] > BETTER * errors[0]:
+    exact = errors[0] <= EXACT * float(seconds @ seconds)  # as where every call has as many tokens as the others
+    if exact or min(both) < 0 or errors[1] > BETTER * errors[0]:
         return alone, 0.0
     return float(both[0]), float(both[1])
 

@@ -80,7 +80,9 @@ class Serving:
     def abort(self, uids: Collection[str]) -> None:
         """End groups now."""
         self._advance()
-        self._begin_all(math.inf)
+        for group in [group for group in self._waiting if group[0] in uids]:
+            self._waiting.remove(group)
+            self._begin(*group)
         for uid in set(uids) & self._running.keys():
             self._finish(uid)
         self._go_on()
@@ -106,7 +108,8 @@ class Serving:
 
     def _go_on(self) -> None:
         """Begin what there is room for, and come back when the next group is done."""
-        self._begin_all(self.cost.max_groups)
+        while self._waiting and len(self._running) < self.cost.max_groups:
+            self._begin(*self._waiting.popleft())
         active = bool(self._running) and not self._stopped
         if active == math.isnan(self._began):
             if not active:
@@ -117,10 +120,6 @@ class Serving:
         if active:
             seconds = self._debt + max(0.0, self._ends[0][0] - self._steps) * self._step_seconds
             self._timer = asyncio.get_running_loop().call_later(seconds, self._settle)
-
-    def _begin_all(self, limit: float) -> None:
-        while self._waiting and len(self._running) < limit:
-            self._begin(*self._waiting.popleft())
 
     def _begin(self, uid: str, call: int, response: Response, ended: asyncio.Future[Served]) -> None:
         group = Served(uid, call, response, self.version, self._steps, ended)
