@@ -59,6 +59,11 @@ class SimulatedWorker:
             if node.name in costs.decoding
         }
 
+    def lend_device(self, *, asleep: bool) -> None:
+        """Let its engines sleep while something else computes with a model, or wake."""
+        for serving in self.serving.values():
+            serving.stop(ASLEEP) if asleep else serving.go(ASLEEP)
+
     def _served(self, node: BoundNode, start: float, end: float) -> None:
         """By this worker, and the others that hold a part of the same copy of the model."""
         for rank in range(self.setup.rank, self.setup.rank + node.workers_per_copy):
@@ -100,6 +105,8 @@ class SimulatedCluster:
                 yield block
             return
         async with at.turn:
+            if node.weights is not None:
+                at.lend_device(asleep=node.weights != "generates")
             blocks = self._generate if node.weights == "generates" else self._compute
             async for block in blocks(at, node, call):
                 yield block
@@ -175,13 +182,11 @@ class SimulatedCluster:
 
     async def pause(self, worker: str) -> None:
         """Its engines make no token."""
-        for serving in self.workers[worker].serving.values():
-            serving.stop(ASLEEP)
+        self.workers[worker].lend_device(asleep=True)
 
     async def resume(self, worker: str) -> None:
         """They go on."""
-        for serving in self.workers[worker].serving.values():
-            serving.go(ASLEEP)
+        self.workers[worker].lend_device(asleep=False)
 
     async def abort(self, worker: str, node: str, uids: Sequence[str]) -> None:
         """End groups now."""
@@ -222,8 +227,7 @@ class SimulatedCluster:
     def close(self) -> None:
         """Nothing was started; engines that are busy have been so until now."""
         for worker in self.workers.values():
-            for serving in worker.serving.values():
-                serving.stop(ASLEEP)
+            worker.lend_device(asleep=True)
 
 
 def _now() -> float:

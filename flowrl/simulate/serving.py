@@ -72,8 +72,9 @@ class Serving:
     def go(self, why: str) -> None:
         """Go on, unless something else stops it, after reading again what each sequence has so far."""
         self._advance()
+        was_stopped = bool(self._stopped)
         self._stopped.discard(why)
-        if not self._stopped:
+        if was_stopped and not self._stopped:
             self._debt = sum(self._tokens(each) for each in self._running.values()) * self.cost.prefix_seconds
         self._go_on()
 
