@@ -1,6 +1,6 @@
 """What the schedules gain, measured on Ray with the fake engine and scripted nodes; and what the simulator foretells.
 
-    python benchmarks/schedules.py [--case even] [--case tail] [--steps 24]
+    python benchmarks/schedules.py [--case even] [--case tail] [--steps 24] [--charts]
 
 `even`: generation and training take the same time; separate_async, with a worker for each, at most 0.6 of sync's step.
 `tail`: one response in eight takes ten times as long, training 0.3 of sync's generation; colocate_async at most 0.7.
@@ -11,6 +11,7 @@ step of each run within 10 %. Needs a machine that is calm: nothing here compute
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -89,16 +90,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="all if not given")
     parser.add_argument("--steps", type=int, default=24, help="of each run")
+    parser.add_argument("--charts", action="store_true", help="show who worked when, too")
     options = parser.parse_args()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if not options.case or case.name in options.case:
-                missed += measure(case, options.steps, Path(folder))
+                missed += measure(case, options.steps, Path(folder), charts=options.charts)
     return bool(missed)
 
 
-def measure(case: Case, steps: int, folder: Path) -> int:
+def measure(case: Case, steps: int, folder: Path, *, charts: bool) -> int:
     """Run a case under both schedules; the number of budgets that it misses."""
     from flowrl.pipeline import Pipeline
     from flowrl.simulate.estimate import estimate
@@ -124,9 +126,30 @@ def measure(case: Case, steps: int, folder: Path) -> int:
             flush=True,
         )
         missed += abs(error) > PRECISION
+        if charts:
+            print("\n".join(chart_of(result.folder)), flush=True)
     late = found[1] > case.budget * found[0]
     print(f"{case.name:5} budget {case.budget} of sync: {'missed' if late else 'kept'}")
     return missed + late
+
+
+def chart_of(folder: Path) -> Iterator[str]:
+    """Who worked when in three steps of a run, by its event log; generation is not told apart from its pauses."""
+    from flowrl.simulate.gantt import Bar, Chart, as_text
+
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    ends = {event["step"]: event["end"] for event in events if event["node"] == "sync"}
+    first = max(1, len(ends) // 2)
+    start, last = ends[first - 1] if first > 1 else 0.0, ends[first + 2]
+    workers: dict[str, list[Bar]] = {event["worker"]: [] for event in events}
+    for event in sorted(events, key=lambda event: event["node"] == "rollout"):  # what is first in a cell is shown
+        if event["end"] > start and event["start"] < last:
+            bar = Bar(event["node"], event["step"], max(event["start"], start) - start, min(event["end"], last) - start)
+            workers[event["worker"]].append(bar)
+    step_ends = tuple(ends[step] - start for step in range(first, first + 3))
+    drawn = Chart("", first, last - start, step_ends, dict(sorted(workers.items())), 0)
+    letters = {"rollout": "R", "reward": "W", "advantage": "A", "update": "U", "sync": "S"}
+    yield from as_text(drawn, letters, 100)
 
 
 def document(case: Case, schedule: dict[str, Any], steps: int, folder: Path) -> dict[str, Any]:
