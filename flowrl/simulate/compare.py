@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from flowrl.graph.plan import Plan
 from flowrl.simulate.costs import Costs
 from flowrl.simulate.run import Outcome, simulate
-from flowrl.simulate.variants import schedules, team_of, under
-from flowrl.spec.document import SeparateAsyncSchedule
+from flowrl.simulate.variants import Team, schedules, team_of, under
+from flowrl.spec.document import ScheduleSpec
 
 STEPS = 50
 """Simulated, where nobody says how many."""
+SPLIT_STEPS = 20
+"""Simulated at most for a split that is only tried."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,19 @@ def compare(plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS) -
     `RunError` where a run would fail.
     """
     base, team = team_of(plan)
-    outcomes, splits = list[Outcome](), list[Outcome]()
-    for schedule in schedules(base):
-        apart = isinstance(schedule, SeparateAsyncSchedule)
-        teams = [team.joined()]
-        if apart:
-            teams = team.splits()
-            teams += [team] if not team.shared and team not in teams else []
-        plans = [(under(base, each, schedule, steps), each) for each in teams]
-        found = [simulate(each, members, costs_of(each)) for each, members in plans]
-        best = min(found, key=lambda outcome: outcome.step_seconds)
-        is_own = plan.document.schedule.mode == schedule.mode
-        outcomes.append(next((each for each in found if is_own and each.team == team), best))
-        splits += found if apart else []
+
+    def run(schedule: ScheduleSpec, members: Team, num_steps: int) -> Outcome:
+        variant = under(base, members, schedule, num_steps)
+        return simulate(variant, members, costs_of(variant))
+
+    *together, apart = schedules(base)
+    outcomes = [run(schedule, team.joined(), steps) for schedule in together]
+    has_split = plan.document.schedule.mode == apart.mode and not team.shared
+    teams = team.splits()
+    teams += [team] if has_split and team not in teams else []
+    tried = {members: run(apart, members, min(steps, SPLIT_STEPS)) for members in teams}
+    chosen = team if has_split else min(tried, key=lambda members: tried[members].step_seconds)
+    outcomes.append(run(apart, chosen, steps))
+    tried[chosen] = outcomes[-1]
     own = next(each for each in outcomes if each.plan.document.schedule.mode == plan.document.schedule.mode)
-    return Comparison(plan.document.name, costs_of(own.plan), own, tuple(outcomes), tuple(splits))
+    return Comparison(plan.document.name, costs_of(own.plan), own, tuple(outcomes), tuple(tried.values()))
