@@ -134,7 +134,7 @@ def measure(case: Case, steps: int, folder: Path, *, charts: bool) -> int:
 
 
 def chart_of(folder: Path) -> Iterator[str]:
-    """Who worked when in three steps of a run, by its event log; generation is not told apart from its pauses."""
+    """Who worked when in three steps of a run, by its event log: what trains has the worker, else what generates."""
     from flowrl.simulate.gantt import Bar, Chart, as_text
 
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -142,10 +142,13 @@ def chart_of(folder: Path) -> Iterator[str]:
     first = max(1, len(ends) // 2)
     start, last = ends[first - 1] if first > 1 else 0.0, ends[first + 2]
     workers: dict[str, list[Bar]] = {event["worker"]: [] for event in events}
-    for event in sorted(events, key=lambda event: event["node"] == "rollout"):  # what is first in a cell is shown
-        if event["end"] > start and event["start"] < last:
-            bar = Bar(event["node"], event["step"], max(event["start"], start) - start, min(event["end"], last) - start)
-            workers[event["worker"]].append(bar)
+    for event in sorted(events, key=lambda event: (event["node"] == "rollout", event["start"])):
+        begin, end, bars = max(event["start"], start) - start, min(event["end"], last) - start, workers[event["worker"]]
+        for bar in sorted(bars, key=lambda bar: bar.start):  # a pause is not in the log, and calls overlap
+            if event["node"] == "rollout" and bar.end > begin and bar.start < end:
+                bars += [Bar("rollout", event["step"], begin, bar.start)] * (bar.start > begin)
+                begin = bar.end
+        bars += [Bar(event["node"], event["step"], begin, end)] * (end > begin)
     step_ends = tuple(ends[step] - start for step in range(first, first + 3))
     drawn = Chart("", first, last - start, step_ends, dict(sorted(workers.items())), 0)
     letters = {"rollout": "R", "reward": "W", "advantage": "A", "update": "U", "sync": "S"}
