@@ -100,23 +100,6 @@ def test_a_wrong_pipeline_and_an_unknown_run_are_refused(tmp_path: Path) -> None
     )
 
 
-def test_costs_of_a_run_are_found_by_its_name(tmp_path: Path) -> None:
-    """The scripted run takes the time that the simulation then has for it."""
-    fake = ("--set", "nodes.rollout.engine=fake", "--set", "nodes.rollout.script.tokens_per_second=50")
-    sets = (*fake, "--set", f"run.dir={tmp_path}", "--set", "tracking.type=none", "--set", "batch.prompts=16")
-    run = [sys.executable, "-m", "flowrl", "run", str(DEFAULT), *sets, "--steps", "3", "--local"]
-    subprocess.run(run, check=True, capture_output=True, cwd=ROOT)
-    (folder,) = tmp_path.iterdir()
-    code, out, err = flowrl(
-        str(DEFAULT), *sets, "--compare", "--steps", "4", "--costs", folder.name, "--format", "json"
-    )
-    assert (code, err) == (0, "")
-    costs = json.loads(out)["costs"]
-    assert costs["source"] == f"measured in 2 steps of {folder.name}"
-    assert costs["notes"] == []
-    assert costs["decoding"]["rollout"]["step_seconds"] == pytest.approx(1 / 50, rel=0.5)
-
-
 def test_the_same_comparison_comes_out_the_same(found: Comparison) -> None:
     again = compare(load(DEFAULT).plan(), lambda plan: estimate(plan, "cpu"), steps=12)
     assert as_text(again) == as_text(found)

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import flowrl
+from flowrl.cli import app
 from flowrl.simulate.costs import Observed
 from flowrl.simulate.estimate import estimate
 from flowrl.simulate.measured import BadRun, Log, measured, read_log
-from flowrl.simulate.run import simulate
-from flowrl.simulate.variants import team_of, under
-from flowrl.spec.document import SyncSchedule
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 GROUPS, SESSIONS = 4, 2
@@ -34,7 +33,7 @@ def document(tmp_path: Path | None = None, **schedule: Any) -> dict[str, Any]:
         "nodes": {
             "rollout": {
                 "use": "rollout.generate", "model": "policy", "pool": "generate", "engine": "fake", "max_tokens": 8,
-                "script": {"texts": ["1", "12345"], "shuffle": True, "tokens_per_second": 250, "slow": 0.2},
+                "script": {"texts": ["1", "12345"], "tokens_per_second": 25},
             },
             "reward": {"use": "reward.exact_match"},
             "advantage": {"use": "advantage.grpo"},
@@ -42,7 +41,7 @@ def document(tmp_path: Path | None = None, **schedule: Any) -> dict[str, Any]:
             "sync": {"use": f"{STUBS}:Sync", "model": "policy"},
         },
         "schedule": {"mode": "sync", **schedule},
-        "run": {"steps": 6, "dir": str(tmp_path or "runs"), "samples": {"rows": 0}},
+        "run": {"steps": 5, "dir": str(tmp_path or "runs"), "samples": {"rows": 0}},
         "tracking": {"type": "none"},
     }  # fmt: skip
 
@@ -124,15 +123,20 @@ def test_an_engine_of_known_speed_is_recognised(step_ms: float, sequence_ms: flo
 
 def test_what_was_measured_is_what_is_foretold(tmp_path: Path) -> None:
     """A run in this process, whose engine takes its scripted time; the rest takes next to nothing."""
-    pipeline = flowrl.Pipeline(document(tmp_path))
-    result = pipeline.run(local=True, quiet=True)
-    found = read_log(result.folder)
-    assert sorted(found.metrics) == [2, 3, 4, 5, 6]
-    base, team = team_of(pipeline.plan())
-    variant = under(base, team, SyncSchedule(), 200)
-    costs = measured(found, variant, result.folder.name, estimate(variant, "cpu"))
-    took = sum(step["time/step"] for step in found.metrics.values()) / len(found.metrics)
-    assert simulate(variant, team, costs).step_seconds == pytest.approx(took, rel=0.25)
+    file = tmp_path / "measured.yaml"
+    file.write_text(json.dumps(document(tmp_path / "runs")))
+    result = flowrl.load(file).run(local=True, quiet=True)
+    name = result.folder.name
+    log = read_log(result.folder)
+    assert sorted(log.metrics) == [2, 3, 4, 5]
+    seconds = [step["time/step"] for step in log.metrics.values()]
+    command = ["plan", str(file), "--compare", "--costs", name, "--steps", "8", "--format", "json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["costs"]["source"] == f"measured in 4 steps of {name}"
+    assert found["costs"]["notes"] == []
+    assert 0.8 * min(seconds) <= found["schedules"]["sync"]["step_seconds"] <= 1.2 * max(seconds)
 
 
 def test_costs_are_read_from_runs_under_sync_that_have_a_step(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowrl
+from flowrl.engine.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.simulate.compare import Comparison, compare
 from flowrl.simulate.costs import Costs, Decoding, Drawn, Observed, Response
@@ -95,6 +96,23 @@ def test_a_tail_hides_behind_training_where_requests_are_kept() -> None:
     found = outcomes(plan_of(schedule={"mode": "colocate_async", "max_staleness": 2}), costs(tail), steps=60)
     assert found["colocate_async"].step_seconds < 0.7 * found["sync"].step_seconds
     assert found["colocate_async"].bubble == pytest.approx(0.0, abs=0.02)
+
+
+def test_nothing_is_kept_of_groups_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are still being generated and scored when they go: what comes of that has no reader."""
+    num_left: list[int] = []
+    end = Loop.end
+
+    async def counted(loop: Loop, step: int) -> None:
+        await end(loop, step)
+        held = loop.front.flow.groups.keys()
+        num_left.append(sum(not part.uids & held for part in loop.store._parts))
+
+    monkeypatch.setattr(Loop, "end", counted)
+    tail = Observed((*[Response(100.0, 1.0)] * 7, Response(1000.0, 1.0)))
+    plan = plan_of(schedule={"mode": "colocate_async", "max_staleness": 1})
+    assert outcomes(plan, costs(tail), steps=20)["colocate_async"].given_up["stale"] > 10
+    assert set(num_left) == {0}
 
 
 def test_costs_of_calls_and_syncs_are_part_of_a_step() -> None:
