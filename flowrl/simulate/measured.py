@@ -63,7 +63,7 @@ def read_log(folder: Path) -> Log:
             f"{folder.name} ran under {document.schedule.mode}; costs are read from a run under sync, where nothing "
             f"overlaps: run a few steps with --set 'schedule={{mode: sync}}'"
         )
-    events = [event for event in _lines(folder / "events.jsonl") if not event["failures"]]
+    events = [event for event in _lines(folder / "events.jsonl") if not event["failures"] and not _validates(event)]
     metrics = {int(line["step"]): line for line in _lines(folder / "metrics.jsonl") if line["step"] > 0}
     later = {step for step in metrics if step > min(metrics)} or set(metrics)
     if not later:
@@ -77,8 +77,22 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise BadRun(f"cannot read {path}: {error.strerror or error}") from None
-    for line in text.split("\n")[:-1]:  # the last one may have been broken off
-        yield json.loads(line)
+    for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one may have been broken off
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise BadRun(f"{path}, line {number}, is no JSON") from None
+
+
+def _validates(event: Mapping[str, Any]) -> bool:
+    """Whether it is of rows that nothing is trained on, whose groups are called like `val:u17`."""
+    return any(":" in row for row in event["rows"][:1])
+
+
+def _of(line: Mapping[str, Any], name: str) -> float:
+    """A metric; NaN where the step does not have it."""
+    value = line.get(name)
+    return float("nan") if value is None else float(value)
 
 
 def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
@@ -159,8 +173,8 @@ def _calls(log: Log, events: Sequence[Mapping[str, Any]], *, gated: bool) -> Ite
         blocks[event["step"], event["worker"]].append(event)
     num_groups = {step: sum(len(_uids(e)) for e in events if e["step"] == step) for step, _ in blocks}
     for (step, _), found in blocks.items():
-        tokens = log.metrics[step].get(TOKENS, float("nan")) / max(1, num_groups[step])
-        longest = log.metrics[step].get(LONGEST, float("nan"))
+        tokens = _of(log.metrics[step], TOKENS) / max(1, num_groups[step])
+        longest = _of(log.metrics[step], LONGEST)
         for call in _rounds(found) if gated else [found]:
             start = call[0]["start"]
             ends = [event["end"] - start for event in call for _ in _uids(event)]

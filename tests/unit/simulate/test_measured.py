@@ -139,6 +139,22 @@ def test_what_was_measured_is_what_is_foretold(tmp_path: Path) -> None:
     assert 0.8 * min(seconds) <= found["schedules"]["sync"]["step_seconds"] <= 1.2 * max(seconds)
 
 
+def test_the_first_step_failed_calls_and_validations_are_left_out(tmp_path: Path) -> None:
+    kept = event("rollout", 2, 0.0, 1.0, ["u1"])
+    events = [
+        event("rollout", 1, 0.0, 9.0, ["u0"]), kept, event("rollout", 2, 1.0, 9.0, ["val:u0"]),
+        {**event("reward", 2, 0.0, 9.0, ["u1"]), "failures": [{"rows": ["u1_0_0"], "error": "E"}]},
+    ]  # fmt: skip
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(document()))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "x": null}}\n' for step in (0, 1, 2)))
+    log = read_log(tmp_path)
+    assert (log.events, list(log.metrics)) == ([kept], [2])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
+    with pytest.raises(BadRun, match=r"metrics\.jsonl, line 2, is no JSON"):
+        read_log(tmp_path)
+
+
 def test_costs_are_read_from_runs_under_sync_that_have_a_step(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text(json.dumps(document(mode="colocate_async", max_staleness=0)))
     with pytest.raises(BadRun, match="ran under colocate_async; costs are read from a run under sync"):
