@@ -49,6 +49,7 @@ bench: engines
 	$(BIN)/python benchmarks/step_vs_trl.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/rollout_overhead.py
+	$(BIN)/python benchmarks/schedules.py
 
 clean:
 	rm -rf .venv .bench runs

@@ -15,6 +15,8 @@ import typer
 
 from flowrl.cli_export import export
 from flowrl.cli_new import new
+from flowrl.cli_options import File, Sets, Style, ToNodes
+from flowrl.cli_plan import plan
 
 app = typer.Typer(
     name="flowrl",
@@ -27,18 +29,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Pipeline file (YAML).")]
-Sets = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. `--set batch.prompts=8`; VALUE is YAML."),
-]
-
-
-ToNodes = Annotated[
-    list[str],
-    typer.Option("--to-nodes", metavar="NODE", help="Keep only this node and what it needs; may be repeated."),
-]
-
 
 class View(StrEnum):
     """Forms in which a pipeline is shown."""
@@ -50,13 +40,6 @@ class View(StrEnum):
     html = "html"
     json = "json"
     resolved = "resolved"
-
-
-class Style(StrEnum):
-    """Forms of an answer: for people, or for tools."""
-
-    text = "text"
-    json = "json"
 
 
 class CheckStyle(StrEnum):
@@ -126,23 +109,7 @@ def check(
     raise typer.Exit(check_pipelines(files, sets, to_nodes, strict=strict, style=style.value))
 
 
-@app.command()
-def plan(
-    file: File,
-    sets: Sets = [],  # noqa: B006
-    to_nodes: ToNodes = [],  # noqa: B006
-    style: Annotated[Style, typer.Option("--format", help="`json` is a stable snapshot for tools.")] = Style.text,
-    prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Length of a prompt that the sizes assume.")
-    ] = None,
-    response_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Length of a response that the sizes assume.")
-    ] = None,
-) -> None:
-    """Dry run: what would run where, with every field, its shape and bytes, memory, FLOPs and batch arithmetic."""
-    from flowrl.commands import show_plan
-
-    raise typer.Exit(show_plan(file, sets, to_nodes, style.value, prompt_tokens, response_tokens))
+app.command()(plan)
 
 
 @app.command()

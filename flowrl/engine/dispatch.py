@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flowrl.engine.call import Call, Receipt
+from flowrl.engine.clock import now
 from flowrl.engine.cluster import Cluster
 from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
@@ -226,14 +226,14 @@ class Dispatcher:
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str], progress: Progress) -> None:
         """Send the trained weights, if they have changed, to every engine of the model, as the next version."""
         assert node.model is not None, "checked before"
-        start, sender = time.time(), self.weight_sync.senders(node)[0]
+        start, sender = now(), self.weight_sync.senders(node)[0]
         if node.model in self.changed:
             version = self.versions[node.model] + 1
             await self.weight_sync.push(node, version)
             self.versions[node.model] = version
             self.changed.remove(node.model)
         self.load.subtract(workers)
-        receipt = Receipt(node.name, task.step, 1, sender, Rows(()), task.uids, start, time.time(), 0, 0)
+        receipt = Receipt(node.name, task.step, 1, sender, Rows(()), task.uids, start, now(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, (), progress))
 
     async def pause(self) -> None:

@@ -117,6 +117,8 @@ class Front:
         """Settle the groups of a block."""
         receipt, node = arrival.receipt, self.plan.graph.nodes[arrival.node]
         self.progress.settle(node.name, receipt.settled)
+        if late := [uid for uid in receipt.settled if uid not in self.flow.groups]:
+            self.store.forget(late)
         if node.weights == "generates":
             self.generated(receipt)
         if node is self.plan.gate:

@@ -47,9 +47,13 @@ class Store:
 
     def release(self, fields: Iterable[str], uids: Iterable[str]) -> None:
         """These fields of these groups are no longer needed."""
-        groups = set(uids)
+        groups, is_news = set(uids), False
         for field in fields:
-            self._read.setdefault(field, set()).update(groups)
+            read = self._read.setdefault(field, set())
+            is_news = is_news or not groups <= read
+            read |= groups
+        if not is_news:
+            return
         none: set[str] = set()
         self._parts = [p for p in self._parts if not all(p.uids <= self._read.get(field, none) for field in p.fields)]
 

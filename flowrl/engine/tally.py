@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from flowrl.engine.call import Receipt
+from flowrl.engine.clock import now
 from flowrl.errors import RunError
 from flowrl.metrics import Failure, Metric, merge
 
@@ -20,7 +20,7 @@ class Tally:
     def __init__(self, step: int, version: int = 0) -> None:
         """`version` is that of the weights at the start of the step."""
         self.step, self._version = step, version
-        self._start = time.time()
+        self._start = now()
         self._metrics: dict[str, list[Sequence[Metric]]] = {}
         self._intervals: dict[str, list[Interval]] = {}
         self._num_rows = Counter[str]()
@@ -72,7 +72,7 @@ class Tally:
         part of the step in which no node was running at all. Seconds. Raises `RunError` for a node that reports a
         metric of one of these names.
         """
-        wall, num_failed = time.time() - self._start, sum(map(self.num_failed, self.failures))
+        wall, num_failed = now() - self._start, sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
         measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}

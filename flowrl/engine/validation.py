@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from flowrl.engine.clock import now
 from flowrl.engine.front import admit
 from flowrl.engine.tally import Tally
 from flowrl.graph.plan import Plan, Walk
@@ -18,12 +18,12 @@ async def validate(loop: Loop, step: int) -> dict[str, float]:
     """Run the evaluations that are due after a step, and give what they report; of all else nothing is recorded."""
     metrics: dict[str, float] = {}
     for walk in loop.plan.walks(step):
-        loop.measured, start = Tally(step), time.time()
+        loop.measured, start = Tally(step), now()
         graph, prompts = loop.plan.graph_of(walk), loop.validation[walk.evaluations[0]]
         uids = admit(loop.store, loop.cluster, graph, prompts, walk.asked.samples).rows.uids
         await loop.walk(Progress(graph, step, uids, blocks(loop.plan, walk), walk.asked))
         loop.store.forget(uids)
-        seconds = time.time() - start
+        seconds = now() - start
         for name in walk.evaluations:
             metrics |= {**loop.measured.reported(name), f"time/{name}": seconds}
     return metrics

@@ -82,7 +82,7 @@ class Worker:
             pending += [out] if out is not None else []
             settled = [uid for part in pending for uid in part.rows.uids]
             # When nothing is left the end comes at once: wait for it instead of sending an empty block after this one.
-            if not last and (len(settled) == len(left) or not _block_is_full(call, len(settled), start)):
+            if not last and (len(settled) == len(left) or not block_is_full(call, len(settled), time.time() - start)):
                 continue
             done = tuple(left) if last else tuple(settled)
             for uid in done:
@@ -286,10 +286,11 @@ def check_values(node: str, port: str, column: Column[Any], type_: FieldType) ->
         raise ValueError(f"{node} wrote offsets that fall to '{port}'")
 
 
-def _block_is_full(call: Call, settled: int, start: float) -> bool:
-    if call.block_groups is None or not settled:
+def block_is_full(call: Call, num_settled: int, seconds: float) -> bool:
+    """Whether a stream sends what has settled in so many seconds, while there is more to come."""
+    if call.block_groups is None or not num_settled:
         return False
-    return settled >= call.block_groups or time.time() - start >= EARLY_BLOCK_SECONDS
+    return num_settled >= call.block_groups or seconds >= EARLY_BLOCK_SECONDS
 
 
 def _num_bytes(batch: Batch) -> int:

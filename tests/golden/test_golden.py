@@ -13,6 +13,9 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.show.data import as_data
 from flowrl.graph.show.report import as_plan
 from flowrl.pipeline import load
+from flowrl.simulate.compare import compare
+from flowrl.simulate.estimate import estimate
+from flowrl.simulate.report import as_text
 
 Golden = Callable[[str, str], None]
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "grpo_sync.yaml"
@@ -53,6 +56,12 @@ def test_the_plan_of_a_7b_model_looks_as_it_did(golden: Golden) -> None:
     plan = load(BIG).plan()
     golden("plans/qwen_gsm8k_8gpu.plan.txt", as_plan(plan) + "\n")
     golden("plans/qwen_gsm8k_8gpu.json", json.dumps(as_data(plan), indent=1) + "\n")
+
+
+@pytest.mark.parametrize("name", ["grpo_sync", "grpo_separate_async"])
+def test_a_comparison_of_schedules_looks_as_it_did(golden: Golden, name: str) -> None:
+    plan = load(PIPELINE.with_name(f"{name}.yaml")).plan()
+    golden(f"plans/{name}.compare.txt", as_text(compare(plan, lambda one: estimate(one, "cpu"), steps=12)) + "\n")
 
 
 def test_the_dry_run_names_each_node_with_pool_fields_shapes_and_next_readers(plan: Plan) -> None:

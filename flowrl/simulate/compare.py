@@ -1,0 +1,57 @@
+"""The three schedules side by side, on as many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flowrl.graph.plan import Plan
+from flowrl.simulate.costs import Costs
+from flowrl.simulate.run import Outcome, simulate
+from flowrl.simulate.variants import Team, schedules, team_of, under
+from flowrl.spec.document import ScheduleSpec
+
+STEPS = 50
+"""Simulated, where nobody says how many."""
+SPLIT_STEPS = 20
+"""Simulated at most for a split that is only tried."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was simulated."""
+
+    name: str
+    """Of the pipeline."""
+    costs: Costs
+    own: Outcome
+    """Of the schedule that the pipeline has, which is one of the three."""
+    outcomes: tuple[Outcome, ...]
+    """Of the three schedules."""
+    splits: tuple[Outcome, ...]
+    """Of `separate_async`, for every way to split the workers that was tried."""
+
+
+def compare(plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS) -> Comparison:
+    """Simulate a pipeline under every schedule, and `separate_async` with every split.
+
+    Of the splits that of the pipeline stands for its schedule, else the fastest one. Raises `NotComparable`, and
+    `RunError` where a run would fail.
+    """
+    base, team = team_of(plan)
+
+    def run(schedule: ScheduleSpec, members: Team, num_steps: int) -> Outcome:
+        variant = under(base, members, schedule, num_steps)
+        return simulate(variant, members, costs_of(variant))
+
+    *together, apart = schedules(base)
+    outcomes = [run(schedule, team.joined(), steps) for schedule in together]
+    has_split = plan.document.schedule.mode == apart.mode and not team.shared
+    teams = team.splits()
+    teams += [team] if has_split and team not in teams else []
+    tried = {members: run(apart, members, min(steps, SPLIT_STEPS)) for members in teams}
+    chosen = team if has_split else min(tried, key=lambda members: tried[members].step_seconds)
+    outcomes.append(run(apart, chosen, steps))
+    tried[chosen] = outcomes[-1]
+    own = next(each for each in outcomes if each.plan.document.schedule.mode == plan.document.schedule.mode)
+    return Comparison(plan.document.name, costs_of(own.plan), own, tuple(outcomes), tuple(tried.values()))

@@ -1,0 +1,223 @@
+"""Costs from a run: how long its nodes took, by its event log, and how much it generated, by its metrics.
+
+The run must have been under `sync`: there all prompts of a worker begin at the same time, so that what the event log
+says of the end of each is how long it took.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from flowrl.graph.plan import Plan
+from flowrl.simulate.costs import Costs, Decoding, Observed, Response
+from flowrl.spec.document import Document, SyncSchedule
+from flowrl.spec.read import read_document
+
+TOKENS, LONGEST = "rollout/tokens", "rollout/response_length/max"
+BETTER = 0.8
+"""A speed that depends on the number of sequences must leave at most so much of the error of one that does not."""
+EXACT = 1e-6
+"""Squared error of a fit, as a share of the squares, that leaves nothing to explain."""
+ROUND_SECONDS = 0.01
+"""A call that begins so long after the end of another one's block is another round of a gate."""
+
+
+class BadRun(Exception):
+    """A run that says nothing about time."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run has left, without its first step, in which everything happens for the first time."""
+
+    document: Document
+    events: Sequence[Mapping[str, Any]]
+    metrics: Mapping[int, Mapping[str, float]]
+    """By step."""
+
+    @property
+    def groups(self) -> int:
+        """Prompts of a step."""
+        return self.document.batch.prompts
+
+    def of(self, node: str) -> list[Mapping[str, Any]]:
+        """The events of a node."""
+        return [event for event in self.events if event["node"] == node]
+
+
+def read_log(folder: Path) -> Log:
+    """The records of a run. Raises `BadRun`."""
+    document = read_document(folder / "pipeline.yaml").document
+    if document is None:
+        raise BadRun(f"{folder / 'pipeline.yaml'} cannot be read: flowrl check says why")
+    if not isinstance(document.schedule, SyncSchedule):
+        raise BadRun(
+            f"{folder.name} ran under {document.schedule.mode}; costs are read from a run under sync, where nothing "
+            f"overlaps: run a few steps with --set 'schedule={{mode: sync}}'"
+        )
+    events = [event for event in _lines(folder / "events.jsonl") if not event["failures"] and not _validates(event)]
+    metrics = {int(line["step"]): line for line in _lines(folder / "metrics.jsonl") if line["step"] > 0}
+    later = {step for step in metrics if step > min(metrics)} or set(metrics)
+    if not later:
+        raise BadRun(f"{folder.name} has finished no step")
+    kept = [event for event in events if event["step"] in later]
+    return Log(document, kept, {step: metrics[step] for step in sorted(later)})
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise BadRun(f"cannot read {path}: {error.strerror or error}") from None
+    for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one may have been broken off
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise BadRun(f"{path}, line {number}, is no JSON") from None
+
+
+def _validates(event: Mapping[str, Any]) -> bool:
+    """Whether it is of rows that nothing is trained on, whose groups are called like `val:u17`."""
+    return any(":" in row for row in event["rows"][:1])
+
+
+def _of(line: Mapping[str, Any], name: str) -> float:
+    """A metric; NaN where the step does not have it."""
+    value = line.get(name)
+    return float("nan") if value is None else float(value)
+
+
+def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
+    """The costs of a plan, as a run of this name took them; a guess for nodes that it did not have."""
+    group, decoding = dict(guess.group_seconds), dict(guess.decoding)
+    syncs, missing = dict(guess.sync_seconds), list[str]()
+    for node in plan.graph.nodes.values():
+        events = log.of(node.name)
+        if not events:
+            missing.append(node.name)
+        elif node.weights == "generates":
+            decoding[node.name] = _decoding(log, events, decoding[node.name], gated=plan.gate is not None)
+        elif node.weights == "syncs":
+            syncs[node.name] = median(event["end"] - event["start"] for event in events)
+        else:
+            group[node.name] = _group_seconds(log, events)
+    engine = [line["time/engine"] for line in log.metrics.values() if "time/engine" in line]
+    kept = [line["groups/kept"] for line in log.metrics.values() if "groups/kept" in line]
+    steps = f"{len(log.metrics)} steps" if len(log.metrics) > 1 else "1 step"
+    return Costs(
+        source=f"measured in {steps} of {name}",
+        group_seconds=group,
+        decoding=decoding,
+        sync_seconds=syncs,
+        call_seconds=median(engine) / len(plan.graph.levels) if engine else guess.call_seconds,
+        kept=_kept(log, plan, kept) if kept and plan.gate is not None else guess.kept,
+        notes=(f"{', '.join(missing)}: not in that run, so estimated",) if missing else (),
+    )
+
+
+def _kept(log: Log, plan: Plan, kept: Sequence[float]) -> float:
+    assert plan.gate is not None, "asked only behind a gate"
+    tried = sum(len(_uids(event)) for event in log.of(plan.gate.name))
+    return min(1.0, sum(kept) / tried) if tried else 1.0
+
+
+def _uids(event: Mapping[str, Any]) -> set[str]:
+    """The groups of an event's rows, which are shown as `u17_0_0`; of those of prompts, none."""
+    return {row.rsplit("_", 2)[0] for row in event["rows"]}
+
+
+def _group_seconds(log: Log, events: Iterable[Mapping[str, Any]]) -> float:
+    """Of a group on one worker: the time of all workers over the groups, in the median of the steps."""
+    seconds, groups = defaultdict[int, float](float), defaultdict[int, set[str]](set)
+    for event in events:
+        seconds[event["step"]] += event["end"] - event["start"]
+        groups[event["step"]] |= _uids(event)
+    return median(seconds[step] / (len(groups[step]) or log.groups) for step in seconds)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one worker generated at a time."""
+
+    ends: Sequence[float]
+    """Of each group, in seconds since they all began, in order."""
+    tokens: float
+    longest: float
+    """Tokens of the longest response, of the step; NaN where the run does not say."""
+
+
+def _decoding(log: Log, events: Sequence[Mapping[str, Any]], guess: Decoding, *, gated: bool) -> Decoding:
+    """The speed of generation from its whole calls, and how many decoding steps each group took at that speed."""
+    calls = list(_calls(log, events, gated=gated))
+    if not calls:
+        raise BadRun("its rollouts have left no trajectory")
+    step_seconds, sequence_seconds = _speed(calls)
+    responses = [each for call in calls for each in _responses(call, step_seconds, sequence_seconds, log)]
+    return replace(
+        guess, lengths=Observed(tuple(responses)), step_seconds=step_seconds, sequence_seconds=sequence_seconds,
+        prefix_seconds=0.0, max_groups=float("inf"),
+    )  # fmt: skip
+
+
+def _calls(log: Log, events: Sequence[Mapping[str, Any]], *, gated: bool) -> Iterator[_Call]:
+    blocks: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: float(event["end"])):
+        blocks[event["step"], event["worker"]].append(event)
+    num_groups = {step: sum(len(_uids(e)) for e in events if e["step"] == step) for step, _ in blocks}
+    for (step, _), found in blocks.items():
+        tokens = _of(log.metrics[step], TOKENS) / max(1, num_groups[step])
+        longest = _of(log.metrics[step], LONGEST)
+        for call in _rounds(found) if gated else [found]:
+            start = call[0]["start"]
+            ends = [event["end"] - start for event in call for _ in _uids(event)]
+            if ends:
+                yield _Call(ends, tokens * len(ends), longest)
+
+
+def _rounds(blocks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    found: list[list[Mapping[str, Any]]] = []
+    for block in blocks:
+        if not found or block["start"] - found[-1][-1]["end"] > ROUND_SECONDS:
+            found.append([])
+        found[-1].append(block)
+    return found
+
+
+def _speed(calls: Sequence[_Call]) -> tuple[float, float]:
+    """Seconds of a decoding step, and of a sequence in it.
+
+    A call whose longest response has L tokens, and all of them together N, makes L steps: it takes L times the one and
+    N times the other. Where the run does not tell, a step is a second.
+    """
+    seconds = np.array([call.ends[-1] for call in calls])
+    longest, tokens = np.array([call.longest for call in calls]), np.array([call.tokens for call in calls])
+    if not np.isfinite(longest + tokens).all() or not longest.all():
+        return 1.0, 0.0
+    alone = float(seconds @ longest / (longest @ longest))
+    both = np.linalg.lstsq(np.stack([longest, tokens], axis=1), seconds, rcond=None)[0]
+    errors = [float(((seconds - fit) ** 2).sum()) for fit in (alone * longest, both[0] * longest + both[1] * tokens)]
+    exact = errors[0] <= EXACT * float(seconds @ seconds)  # as where every call has as many tokens as the others
+    if exact or min(both) < 0 or errors[1] > BETTER * errors[0]:
+        return alone, 0.0
+    return float(both[0]), float(both[1])
+
+
+def _responses(call: _Call, step_seconds: float, sequence_seconds: float, log: Log) -> Iterator[Response]:
+    """The steps that each group took, if all have the same number of sequences at a time until they end."""
+    ends, group = np.array(call.ends), log.document.batch.group
+    lasted = np.diff(ends, prepend=0.0)
+    others = np.arange(len(ends), 0, -1)
+    width = float(group)
+    for _ in range(20):  # as many sequences as make the tokens that there are
+        steps = np.cumsum(lasted / (step_seconds + sequence_seconds * width * others))
+        if np.isfinite(call.tokens):
+            width = (width * call.tokens / max(float(steps.sum()), 1e-12)) ** 0.5
+    yield from (Response(max(float(each), 1e-6), width) for each in steps)
