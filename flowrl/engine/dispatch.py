@@ -178,14 +178,14 @@ class Dispatcher:
 
     async def ends_within(self, call: asyncio.Future[None], seconds: float | None) -> bool:
         """Whether a call ends in time; while engines are paused no time passes."""
-        start, before = time.monotonic(), self.paused_seconds
+        start, before = now(), self.paused_seconds
         left = seconds
         while left is None or left > 0:
             done, _ = await asyncio.wait([call], timeout=left)
             if done:
                 return True
             assert seconds is not None, "without a limit it has ended"
-            left = seconds - (time.monotonic() - start) + self.paused_seconds - before
+            left = seconds - (now() - start) + self.paused_seconds - before
         return False
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -238,7 +238,7 @@ class Dispatcher:
 
     async def pause(self) -> None:
         """Let all engines sleep between two tokens, with their requests kept."""
-        self.paused, self._pause_began = True, time.monotonic()
+        self.paused, self._pause_began = True, now()
         await asyncio.gather(*map(self.cluster.pause, self.rollout_workers))
 
     async def resume(self) -> None:
@@ -249,7 +249,7 @@ class Dispatcher:
     @property
     def paused_seconds(self) -> float:
         """How long engines have been paused in this run."""
-        return self._paused_before + (time.monotonic() - self._pause_began) * self.paused
+        return self._paused_before + (now() - self._pause_began) * self.paused
 
     @property
     def rollout_workers(self) -> list[str]:
