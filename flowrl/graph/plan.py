@@ -150,7 +150,7 @@ class Plan:
         nodes = self.graph.nodes.values()
         busy = {self.pool_of(node) for node in nodes if node.weights in ("generates", "updates")}
         readers = [node for node in nodes if node.weights == "reads" and node.cls.scope in ("sample", "group")]
-        whole = self.document.batch.prompts
+        whole = self.document.batch.prompts // self.updates_per_sync
         return {n.name: whole if self.pool_of(n) in busy else self.groups_per_block for n in readers}
 
     @cached_property

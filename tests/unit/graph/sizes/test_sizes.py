@@ -247,7 +247,7 @@ def test_updates_per_sync_divide_the_batch() -> None:
     assert isinstance(update, Passes) and isinstance(rollout, Generation) and isinstance(reader, Passes)
     assert (update.num_parts, update.prompts, update.num_optimizer_steps) == (4, 8, 4)
     assert (rollout.num_prompts, rollout.prompts_per_worker) == (32 * 3, (32, 32))
-    assert (reader.num_parts, reader.prompts) == (8, 4), "canonical blocks on a pool without a rollout"
+    assert (reader.num_parts, reader.prompts) == (2, 16), "each batch at once"
 
 
 @pytest.mark.parametrize(
