@@ -33,8 +33,8 @@ class Front:
         self.flow = Flow()
         # Without slack all groups of a batch are admitted together; else whatever is there is worked on.
         canonical = {} if plan.slack else plan.canonical_groups
-        # Small parts, so that what they report can be told apart by the step that trains them.
-        most = plan.groups_per_block if schedule.serves else None
+        # No more than a batch at a time, so that what is reported can be told apart by the step that trains it.
+        most = plan.document.batch.prompts // plan.updates_per_sync if schedule.serves else None
         self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical, most=most)
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
