@@ -131,7 +131,7 @@ def killed_at(folder: Path, step: int, *arguments: str) -> None:
     assert run.stdout is not None
     for line in run.stdout:
         if re.match(rf"step +{step}/", line):
-            time.sleep(0.1 * step)
+            time.sleep(0.05 * step)
             break
     run.kill()
     run.wait()
@@ -140,7 +140,10 @@ def killed_at(folder: Path, step: int, *arguments: str) -> None:
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(plain: Finished, tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    for step in (3, 4, 7):
+    slow = TRAINS.replace("{vocabulary: 18", "{seconds: [0.6], vocabulary: 18")
+    assert slow != TRAINS
+    (folder / "trains.yaml").write_text(slow)  # so that a step is longer than the way of a line to the test
+    for step in (3, 4, 6):
         killed_at(folder, step)
         assert gone(folder, 15)
     done = finish(folder, "run", "trains.yaml")

@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 VARYING = [
     (re.compile(r"(reward|loss) +-?[\d.e-]+"), r"\1 #"),
     (re.compile(r" +[\d,]+ tok/s +[\d.]+ s  eta [\d:]+"), " # tok/s"),
-    (re.compile(r"^( +(?:mean reward|loss|KL|entropy|response|seconds|of these|tokens a)[^\d-]*).*$", re.M), r"\1#"),
+    (re.compile(r"^( +(?:mean|loss|KL|entropy|response|seconds|of these|tokens a)[^\d-]*?) +[\d-].*$", re.M), r"\1#"),
     (re.compile(r"[\d:.]+ of start-up"), "# of start-up"),
     (re.compile(r"steps in [\d:]+"), "steps in #"),
     (re.compile(r"-\d{8}-\d{6}"), "-TIME"),
