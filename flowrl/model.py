@@ -69,6 +69,11 @@ class OptimizerSpec(Settings):
     min_lr_rate: float = Field(0.0, ge=0, le=1)
     """What a falling learning rate ends at, as a share of `lr`."""
 
+    @property
+    def import_path(self) -> str:
+        """Module and class of the optimizer: `torch.optim:AdamW` of `adamw`."""
+        return "torch.optim:AdamW" if self.type == "adamw" else self.type
+
     @model_validator(mode="after")
     def _options_have_no_key_of_their_own(self) -> Self:
         own = {"lr", "weight_decay"} | ({"betas", "eps"} if self.type == "adamw" else set())

@@ -20,7 +20,7 @@ class OptimizerError(ValueError):
 
 def make_optimizer(module: nn.Module, spec: OptimizerSpec) -> Optimizer:
     """The optimizer of all parameters that take gradients. Raises `OptimizerError`."""
-    kind = _optimizer_class(spec.type)
+    kind = _optimizer_class(spec.import_path)
     settings: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
     if kind is AdamW:
         settings |= {"betas": spec.betas, "eps": spec.eps}
@@ -71,8 +71,6 @@ def rate_factor(spec: OptimizerSpec, step: int, num_steps: int) -> float:
 
 
 def _optimizer_class(name: str) -> type[Optimizer]:
-    if name == "adamw":
-        return AdamW
     try:
         found = find_function(name)
     except BadFunction as error:

@@ -13,7 +13,6 @@ from flowrl.model import ALL_LINEAR
 from flowrl.signatures import Signature, UnknownClass, signature_of
 from flowrl.spec.scalars import number
 
-_ADAMW = "torch.optim:AdamW"
 _ROOT = "Optimizer"
 
 
@@ -25,7 +24,7 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         if spec.type == "adamw" and not spec.options:
             continue
         try:
-            found = signature_of(_ADAMW if spec.type == "adamw" else spec.type)
+            found = signature_of(spec.import_path)
         except UnknownClass as error:
             yield Problem("FR007", subject.place(*where, "type"), f"{shown}: {error}", error.fix)
             continue

@@ -20,7 +20,7 @@ _TORCH = "torch.optim"
 
 def class_of(spec: OptimizerSpec) -> str:
     """The optimizer's class, without its module."""
-    return "AdamW" if spec.type == "adamw" else spec.type.rpartition(":")[2]
+    return spec.import_path.rpartition(":")[2]
 
 
 def num_moments(spec: OptimizerSpec) -> int | None:
@@ -29,6 +29,6 @@ def num_moments(spec: OptimizerSpec) -> int | None:
     That is one of the user's, and Adafactor, which keeps sums of rows and columns.
     """
     name = class_of(spec)
-    if spec.type not in ("adamw", f"{_TORCH}:{name}") or name not in _ALWAYS:
+    if spec.import_path != f"{_TORCH}:{name}" or name not in _ALWAYS:
         return None
     return _ALWAYS[name] + sum(bool(spec.options.get(option)) for option in _ASKED.get(name, ()))
