@@ -11,6 +11,7 @@ from typing import Any
 from flowrl.engine.call import Call, Receipt
 from flowrl.engine.clock import now
 from flowrl.engine.cluster import Cluster
+from flowrl.engine.occupancy import Occupancy
 from flowrl.engine.samples import Sampler
 from flowrl.engine.store import Store
 from flowrl.engine.sync import WeightSync
@@ -67,7 +68,7 @@ class Dispatcher:
         self.versions = dict.fromkeys(plan.document.models, 0)
         self.changed: set[str] = set()
         """Models whose weights an update has changed, and no sync has sent yet."""
-        self.load = Counter[str]()
+        self.load, self.occupancy = Counter[str](), Occupancy(workers)
         self.serving = Counter[str]()
         """By worker, groups that it generates."""
         self.arrivals: asyncio.Queue[Arrival | Late | BaseException] = asyncio.Queue()
@@ -159,8 +160,12 @@ class Dispatcher:
         limit = None if node.scores_rows else node.spec.timeout  # rows that are scored alone have it each
         spared = node.weights == "generates" and node.on_error in ("drop", "retry")
 
+        async def occupied() -> None:
+            with self.occupancy.busy(workers):
+                await work
+
         async def guarded() -> None:
-            call = asyncio.ensure_future(work)
+            call = asyncio.ensure_future(occupied())
             try:
                 ended = await self.ends_within(call, limit)
                 if not ended and spared:

@@ -82,6 +82,7 @@ class Loop:
         self.tally = Tally(step, self.version)
         self.dispatcher.failed_attempts = {}
         self.updated = not self.trains
+        self.dispatcher.occupancy.begin()
         self.front.begin(step)
 
     async def next_batch(self, step: int, number: int) -> Progress:
@@ -110,7 +111,8 @@ class Loop:
         """The weights are synced: let rollouts go on, and write down what was measured."""
         if self.schedule.pauses:
             await self.dispatcher.resume()
-        metrics = self.tally.metrics() | self.front.end() | await validate(self, step)
+        metrics = self.tally.metrics(self.plan.front) | self.dispatcher.occupancy.idle() | self.front.end()
+        metrics |= await validate(self, step)
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):
             self.record()

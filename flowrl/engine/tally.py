@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from flowrl.engine.call import Receipt
@@ -65,18 +65,21 @@ class Tally:
             raise RunError(f"{share}, the first with {first.error}", node=receipt.node, worker=receipt.worker,
                            rows=first.rows, details=first.traceback)  # fmt: skip
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, front: Collection[str] = ()) -> dict[str, float]:
         """All metrics of the step; call it when the step has ended.
 
-        `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, and `time/engine` the
-        part of the step in which no node was running at all. Seconds. Raises `RunError` for a node that reports a
+        `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, `time/engine` the
+        part of the step in which no node was running at all, and `time/wait_for_samples` that in which none was
+        running that is not of the `front`. Seconds. Raises `RunError` for a node that reports a
         metric of one of these names.
         """
         wall, num_failed = now() - self._start, sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
+        behind = covered(span for node, spans in self._intervals.items() if node not in front for span in spans)
         measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
         measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
+        measured["time/wait_for_samples"] = max(0.0, wall - behind)
         if "rollout/tokens" in values:
             measured["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
         for who in ("rollout", "actor"):  # what was trained tells more, where the update reads it

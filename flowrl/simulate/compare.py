@@ -46,12 +46,13 @@ def compare(plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS) -
 
     *together, apart = schedules(base)
     outcomes = [run(schedule, team.joined(), steps) for schedule in together]
-    has_split = plan.document.schedule.mode == apart.mode and not team.shared
+    own = type(plan.document.schedule)
+    has_split = isinstance(apart, own) and not team.shared
     teams = team.splits()
     teams += [team] if has_split and team not in teams else []
     tried = {members: run(apart, members, min(steps, SPLIT_STEPS)) for members in teams}
     chosen = team if has_split else min(tried, key=lambda members: tried[members].step_seconds)
     outcomes.append(run(apart, chosen, steps))
     tried[chosen] = outcomes[-1]
-    own = next(each for each in outcomes if each.plan.document.schedule.mode == plan.document.schedule.mode)
-    return Comparison(plan.document.name, costs_of(own.plan), own, tuple(outcomes), tuple(tried.values()))
+    mine = next(each for each in outcomes if isinstance(each.plan.document.schedule, own))
+    return Comparison(plan.document.name, costs_of(mine.plan), mine, tuple(outcomes), tuple(tried.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -107,6 +107,8 @@ class SyncSchedule(Settings):
 
     mode: Literal["sync"] = "sync"
     """Schedule."""
+    together: ClassVar[bool | None] = None
+    """Whether rollout and training must have the same workers, or must not; None where it does not matter."""
 
 
 class AsyncSchedule(Settings):
@@ -130,6 +132,7 @@ class ColocateAsyncSchedule(AsyncSchedule):
 
     mode: Literal["colocate_async"] = "colocate_async"
     """Schedule."""
+    together: ClassVar[bool | None] = True
 
 
 class SeparateAsyncSchedule(AsyncSchedule):
@@ -137,6 +140,7 @@ class SeparateAsyncSchedule(AsyncSchedule):
 
     mode: Literal["separate_async"] = "separate_async"
     """Schedule."""
+    together: ClassVar[bool | None] = False
     updates_per_sync: int = Field(default=1, ge=1)
     """Batches trained between two weight syncs."""
 

@@ -19,7 +19,8 @@ ENGINE = [
 ]
 LIBRARY = sorted((ROOT / "nodes").rglob("*.py"))
 ALL = [*ENGINE, *LIBRARY]
-MAX_FUNCTION, MAX_ENGINE_FILE, MAX_NODE_FILE = 60, 300, 200
+MAX_FUNCTION, MAX_SCHEDULE, MAX_ENGINE_FILE, MAX_NODE_FILE = 60, 120, 300, 200
+MODES = {"sync", "colocate_async", "separate_async"}
 
 LIGHT = ("spec", "graph", "schedule", "data")
 HEAVY = {"torch", "ray", "vllm", "mlflow", "transformers"}
@@ -71,6 +72,23 @@ def test_the_main_loop_fits_on_a_screen() -> None:
     (loop,) = (node for node in functions(ROOT / "flowrl/engine/loop.py") if node.name == "train")
     assert isinstance(loop, ast.AsyncFunctionDef)
     assert size(loop) <= MAX_FUNCTION
+
+
+def test_schedules_are_short_and_nobody_else_asks_which_one_it_is() -> None:
+    schedules = [path for path in ENGINE if path.parent.name == "schedule"]
+    policies = [path for path in schedules if path.stem in {*MODES, "ahead"}]
+    classes = [node for path in policies for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    assert {"Sync", "Ahead", "ColocateAsync", "SeparateAsync"} <= {node.name for node in classes}
+    assert [node.name for node in classes if size(node) > MAX_SCHEDULE] == []
+    asking = [
+        f"{shown(path)}:{node.lineno}"
+        for path in ALL
+        if path not in schedules
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare | ast.match_case)
+        and MODES & {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    ]
+    assert asking == []
 
 
 def test_the_readme_leads_to_the_main_loop_at_once() -> None:

@@ -95,7 +95,7 @@ def _is_broken(subject: Subject, path: tuple[str, ...]) -> bool:
 
 def _staying(subject: Subject) -> frozenset[str]:
     """Rollouts that FR071 would refuse on a pool of their own."""
-    if subject.document.schedule.mode != "colocate_async":
+    if not subject.document.schedule.together:
         return frozenset()
     trained = {node.model for node in subject.nodes if node.weights == "updates"}
     return frozenset(node.name for node in subject.nodes if node.weights == "generates" and node.model in trained)

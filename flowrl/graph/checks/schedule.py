@@ -41,8 +41,8 @@ def stale_samples(subject: Subject) -> Iterator[Problem]:
 
 def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:
     """FR071: separate_async needs pools of their own for rollout and training, colocate_async a shared one."""
-    mode, pools = subject.document.schedule.mode, subject.document.pools
-    if mode == "sync" or subject.reading.is_broken(("pools",)):
+    together, pools = subject.document.schedule.together, subject.document.pools
+    if together is None or subject.reading.is_broken(("pools",)):
         return
     for update in (node for node in subject.nodes if node.weights == "updates"):
         home = physical_name(pools, update.pool)
@@ -56,13 +56,13 @@ def pools_of_the_schedule(subject: Subject) -> Iterator[Problem]:
             ):
                 continue
             place = subject.place("nodes", rollout.name, "pool")
-            if mode == "separate_async" and home == there:
+            if not together and home == there:
                 yield Problem("FR071", place,
                               f"nodes.{rollout.name} generates on the workers of pool '{home}', on which "
                               f"nodes.{update.name} trains: separate_async lets both run at once, on workers of their "
                               "own", f"pools.{rollout.pool}: {{shares: null, workers: 1}}" if rollout.pool != home
                               else "pool: another one")  # fmt: skip
-            if mode == "colocate_async" and home != there:
+            if together and home != there:
                 yield Problem("FR071", place,
                               f"nodes.{rollout.name} generates on pool '{there}' and nodes.{update.name} trains on "
                               f"pool '{home}': colocate_async lets them take turns on the same workers",

@@ -19,6 +19,7 @@ from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths, StepLengths
 from flowrl.graph.sizes.measure import Sizes, lengths_of, measure
 from flowrl.graph.sizes.memory import PoolMemory
 from flowrl.graph.words import between, count, ordinal
+from flowrl.spec.document import AsyncSchedule
 
 
 def as_plan(plan: Plan, lengths: StepLengths | None = None) -> str:
@@ -272,7 +273,7 @@ def _saved(plan: Plan, sizes: Sizes) -> Iterator[str]:
 
 def _staleness(plan: Plan) -> Iterator[str]:
     schedule, prompts = plan.document.schedule, plan.document.batch.prompts
-    if schedule.mode == "sync":
+    if not isinstance(schedule, AsyncSchedule):
         yield "staleness   0 under sync: every token comes from the weights at the start of its step"
         return
     ahead = "max_in_flight"

@@ -39,6 +39,12 @@ def test_engine_time_is_wall_time_without_the_union_of_all_nodes(tally: Tally) -
     assert {name: metrics[f"time/{name}"] for name in "abc"} == {"a": 3.0, "b": 3.0, "c": 1.0}
 
 
+def test_training_waits_while_nothing_behind_the_front_runs(tally: Tally) -> None:
+    for node, start, end in (("rollout", -2, 6), ("reward", 6, 7), ("update", 5, 8), ("sync", 8, 8.5)):
+        tally.add(receipt(node, start, end))
+    assert tally.metrics(front={"rollout", "reward"})["time/wait_for_samples"] == 10.0 - 3.0 - 0.5
+
+
 def test_a_node_that_overlaps_itself_is_not_counted_twice(tally: Tally) -> None:
     tally.add(receipt("a", 0, 6))
     tally.add(receipt("a", 2, 4))
@@ -92,7 +98,8 @@ def test_a_node_that_reports_a_metric_of_the_engines_ends_the_run(tally: Tally, 
 
 
 def test_without_any_node_all_of_the_step_is_the_engine(tally: Tally) -> None:
-    assert tally.metrics() == {"time/step": 10.0, "time/engine": 10.0, "rows/failed": 0.0}
+    waited = {"time/engine": 10.0, "time/wait_for_samples": 10.0}
+    assert tally.metrics() == {"time/step": 10.0, **waited, "rows/failed": 0.0}
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: (min(pair), max(pair)))))
