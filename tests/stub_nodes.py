@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +79,17 @@ class Spread(Node):
         return self.Out(value.per_token(response_mask))
 
 
+class Beyond(Node):
+    """What a reward is beyond the values that a critic gives its tokens."""
+
+    class Out(NamedTuple):
+        advantages: Token[float]
+        loss_mask: Token[bool]
+
+    def run(self, reward: Sample[float], values: Token[float], response_mask: Token[bool]) -> Out:
+        return self.Out(reward.per_token(response_mask) - values, response_mask)
+
+
 class Rollout(Node):
     """Two tokens for each of the planned sessions, one group at a time."""
 
@@ -134,6 +146,36 @@ class Update(Node):
 
     def run(self, response_mask: Token[bool], log_probs: Token[float] | None = None) -> None:
         metric("actor/tokens", float(response_mask.values.sum()))
+
+
+class Witness(Node):
+    """Notes a hash of every value of each trained sample in a file: `step identity field hash`."""
+
+    scope = "batch"
+    pure = False
+
+    file: str
+    """Where to."""
+
+    _step: int = PrivateAttr(0)
+
+    def run(
+        self,
+        response_ids: Token[int],
+        rollout_log_probs: Token[float],
+        old_log_probs: Token[float],
+        advantages: Token[float],
+        loss_mask: Token[bool],
+        reward: Sample[float],
+    ) -> None:
+        self._step += 1
+        columns = {name: column for name, column in locals().items() if name not in ("self", "columns")}
+        with open(self.file, "a", encoding="utf-8") as file:
+            for field, column in columns.items():
+                parts = column.jagged if isinstance(column, Token) else column.values
+                for name, part in zip(column.rows.names(), parts, strict=True):
+                    found = hashlib.sha256(np.asarray(part).tobytes()).hexdigest()
+                    file.write(f"{self._step} {name} {field} {found}\n")
 
 
 class Writer(Update):

@@ -44,10 +44,13 @@ def worker_setups(plan: Plan, *, num_cores: int, device: str = "cpu", can_kill: 
     with_models = sum(pool.workers for pool in plan.pools.values() if pool.holds_model)
     num_threads = max(1, num_cores // max(1, with_models))
     document, steps = plan.document, optimizer_steps(plan)
+    threads = {
+        name: pool.threads_per_worker or (num_threads if pool.holds_model else 1) for name, pool in plan.pools.items()
+    }
     return [
         WorkerSetup(
             pool.name, rank, pool.workers, _nodes_on(plan, pool.name), document.models, document.run.seed,
-            num_threads if pool.holds_model else 1, device if pool.holds_model else "cpu", document.run.strict_io,
+            threads[pool.name], device if pool.holds_model else "cpu", document.run.strict_io,
             can_kill, _trained_on(plan, pool.name), steps, document.updates_per_sync,
         )
         for pool in plan.pools.values()

@@ -20,6 +20,8 @@ class Pool:
     """Whether its workers compute with models: then a CUDA machine gives each an accelerator."""
     logical: tuple[str, ...]
     resources: Mapping[str, float]
+    threads_per_worker: int | None = None
+    """What it computes with; None is a share of the machine's cores."""
 
     def needs(self, accelerators: bool) -> dict[str, float]:
         """What one worker asks for, by Ray's names; an accelerator only where the machines have any."""
@@ -57,7 +59,7 @@ def physical_pools(pools: Mapping[str, PoolSpec], nodes: Iterable[BoundNode]) ->
         holds_model = any(node.weights is not None or node.cls.device == "accelerator" for node in used[name])
         cpus = spec.cpus_per_worker if spec.cpus_per_worker is not None else float(holds_model)
         logical = tuple(sorted({node.pool for node in used[name]}))
-        found[name] = Pool(name, spec.workers, cpus, holds_model, logical, spec.resources)
+        found[name] = Pool(name, spec.workers, cpus, holds_model, logical, spec.resources, spec.threads_per_worker)
     return found
 
 

@@ -16,6 +16,8 @@ def schedule_of(plan: Plan) -> Schedule:
     if not isinstance(spec, AsyncSchedule):
         return Sync(document.batch.prompts, gated=plan.gate is not None)
     policy = SeparateAsync if spec.mode == "separate_async" else ColocateAsync
+    if plan.gate is not None and not spec.max_staleness and document.updates_per_sync == 1:
+        return Sync(document.batch.prompts, gated=True, pauses=policy.pauses, serves=True)
     return policy(
         batch=document.batch.prompts // document.updates_per_sync,
         capacity=document.prompts_in_flight,

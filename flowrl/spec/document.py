@@ -50,6 +50,8 @@ class PoolSpec(Settings):
     """Machines to spread the workers over; null leaves it to Ray."""
     cpus_per_worker: float | None = Field(default=None, ge=0)
     """CPUs to reserve for a worker; null means 1 where a model lives, else 0. Fractions are allowed."""
+    threads_per_worker: int | None = Field(default=None, ge=1)
+    """Threads that a worker computes with; null shares this machine's cores out between all that hold models."""
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Further Ray resources of a worker, by name."""
     memory_per_worker: float | None = Field(default=None, gt=0)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from runs import ROOT, Finished, environment, finish, gone
@@ -49,10 +48,10 @@ def trained(done: Finished) -> dict[int, list[str]]:
     return {step: sorted(uids) for step, uids in steps.items()}
 
 
-def flows(folder: Path, *arguments: str, **more: Any) -> Finished:
+def flows(folder: Path, *arguments: str, pipeline: str = "flows.yaml") -> Finished:
     folder.mkdir(exist_ok=True)
     (folder / "flows.yaml").write_text(FLOWS)
-    return finish(folder, "run", "flows.yaml", *arguments, **more)
+    return finish(folder, "run", pipeline, *arguments)
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
@@ -68,6 +67,36 @@ def test_the_shipped_pipelines_learn_within_their_bound_of_staleness(mode: str, 
     uids = [uid for groups in steps.values() for uid in groups]
     assert len(uids) == len(set(uids)) == 40 * 32
     assert gone(tmp_path)
+
+
+SAME = """
+extends: flows.yaml
+pools: {train: {cpus_per_worker: 0.5, threads_per_worker: 1}}
+nodes:
+  rollout: {max_tokens: 3, script: {vocabulary: 18, texts: ["1", "23", "4"], shuffle: true, seconds: [0.01, 0.0, 0.02]}}
+  reward: {use: "STUBS:Judge", writes: {score: reward}}
+  informative: {use: filter.informative, gate: keep}
+  witness: {use: "STUBS:Witness", file: hashes.txt}
+run: {steps: 4}
+"""
+
+
+def test_without_slack_the_three_schedules_write_the_same_values(tmp_path: Path) -> None:
+    found = {}
+    shared, own = "{shares: train, cpus_per_worker: null}", "{cpus_per_worker: 0.5, threads_per_worker: 1}"
+    for mode, generate in (("sync", shared), ("colocate_async", shared), ("separate_async", own)):
+        folder = tmp_path / mode
+        folder.mkdir()
+        (folder / "same.yaml").write_text(SAME.replace("STUBS", str(ROOT / "tests" / "stub_nodes.py")))
+        schedule = f"{{mode: {mode}}}" if mode == "sync" else f"{{mode: {mode}, max_staleness: 0}}"
+        settings = ("--set", f"schedule={schedule}", "--set", f"pools.generate={generate}")
+        done = flows(folder, *settings, pipeline="same.yaml")
+        assert done.code == 0, done.out + done.err
+        assert sum(step["rollout/given_up/filtered"] for step in done.metrics) > 0
+        losses = [(step["actor/loss"], step["actor/grad_norm"]) for step in done.metrics]
+        found[mode] = losses, sorted((folder / "hashes.txt").read_text().splitlines())
+    assert len(found["sync"][1]) == 4 * 16 * 6
+    assert found["colocate_async"] == found["separate_async"] == found["sync"]
 
 
 def test_a_prompt_that_takes_three_steps_is_given_up_twice_and_then_waited_for(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def _pools(plan: Plan, sizes: Sizes) -> dict[str, Any]:
         pool.name: {
             "workers": pool.workers,
             "cpus_per_worker": pool.cpus_per_worker,
+            "threads_per_worker": pool.threads_per_worker,
             "shared_by": list(pool.logical),
             "memory": _memory(memory[pool.name]) if pool.name in memory else None,
         }

@@ -90,6 +90,7 @@ def _pool_lines(pool: Pool, plan: Plan) -> list[str]:
     shared = [name for name in pool.logical if name != pool.name]
     also = f", shared by {', '.join(shared)}" if shared else ""
     workers = f"{count(pool.workers, 'worker')} x {pool.cpus_per_worker:g} CPU"
+    workers += f", {count(pool.threads_per_worker, 'thread')} each" if pool.threads_per_worker else ""
     return wrapped(f"{pool.name}: {workers}{also}; runs {', '.join(members)}", 2, 4)
 
 

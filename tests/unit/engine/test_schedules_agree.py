@@ -78,6 +78,7 @@ def document(schedule: str, nodes: Mapping[str, Any], **more: Any) -> dict[str, 
         "models": {
             "policy": {"path": "arith-tiny", "trainable": True, "optimizer": {"lr": 1e-2}},
             "reference": {"path": "arith-tiny"},
+            "critic": {"path": "arith-tiny", "trainable": True, "optimizer": {"lr": 1e-2}},
         },
         "data": {"train": {"type": "arithmetic", "size": 64}},
         "batch": {"prompts": 4, "group": 2},
@@ -86,12 +87,12 @@ def document(schedule: str, nodes: Mapping[str, Any], **more: Any) -> dict[str, 
         "nodes": {
             "rollout": {
                 "use": "rollout.generate", "model": "policy", "pool": "generate", "engine": "fake", "max_tokens": 3,
-                "script": {"texts": ["1", "23", "4"], "seconds": [0.002, 0.0, 0.001]},
+                "script": {"texts": ["1", "23", "4"], "shuffle": True, "seconds": [0.002, 0.0, 0.001]},
             },
             **nodes,
             "sync": {"use": f"{STUBS}:Sync", "model": "policy"},
         },
-        "run": {"steps": 3},
+        "run": {"steps": 3, "prune": True},
         **more,
     }  # fmt: skip
 
@@ -112,6 +113,18 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "total": {"use": "reward.weighted_sum", "coefficients": [1.0, 0.5], "reads": {"rewards": ["right", "brief"]}},
         "advantage": {"use": "advantage.grpo"}, "old_logprob": OLD, "update": UPDATE,
     },
+    "filter": {
+        "length": {"use": f"{STUBS}:Judge", "writes": {"score": "reward"}},
+        "informative": {"use": "filter.informative", "gate": "keep"},
+        "advantage": {"use": "advantage.grpo"}, "old_logprob": OLD,
+        "correction": {"use": "filter.rollout_correction"}, "update": UPDATE,
+    },
+    "critic": {
+        "reward": REWARD, "old_logprob": OLD,
+        "values": {**OLD, "model": "critic", "writes": {"log_probs": "values"}},
+        "advantage": {"use": f"{STUBS}:Beyond"}, "update": UPDATE,
+        "update_critic": {**UPDATE, "model": "critic", "reads": {"old_log_probs": "values"}},
+    },
 }  # fmt: skip
 
 
@@ -120,6 +133,7 @@ def test_without_slack_all_schedules_write_the_same_values(graph: str) -> None:
     nodes = GRAPHS[graph]
     expected, history = values_of(document("sync", nodes), 0)
     assert len({step for step, _, _ in expected}) == 3
+    assert (graph == "filter") == any(step.get("rollout/given_up/filtered") for step in history.metrics)
     for schedule in ("colocate_async", "separate_async"):
         found, other = values_of(document(schedule, nodes), 1)
         assert found == expected
@@ -137,6 +151,15 @@ def test_so_do_graphs_made_at_random(data: st.DataObject) -> None:
         name = f"value{number}"
         nodes[name] = {"use": f"{STUBS}:Mix", "reads": {"inputs": inputs}, "writes": {"value": name}}
         fields.append(name)
+    if data.draw(st.booleans()):
+        nodes["gate"] = {
+            "use": "filter.informative",
+            "gate": "keep",
+            "reads": {"reward": data.draw(st.sampled_from(fields))},
+        }
+    if data.draw(st.booleans()):
+        nodes["values"] = {**OLD, "model": "critic", "writes": {"log_probs": "values"}}
+        nodes["update_critic"] = {"use": f"{STUBS}:Update", "model": "critic", "pool": "train"}
     nodes["spread"] = {"use": f"{STUBS}:Spread", "reads": {"value": data.draw(st.sampled_from(fields))}}
     nodes["old"] = {"use": f"{STUBS}:Read", "model": "policy", "pool": "train"}
     nodes["update"] = {"use": f"{STUBS}:Update", "model": "policy", "pool": "train"}

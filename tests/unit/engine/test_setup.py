@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ def test_cores_are_shared_out_between_the_workers_that_compute_with_models() -> 
     threads = {worker.name: worker.num_threads for worker in worker_setups(PLAN, num_cores=8)}
     assert threads == {"cpu/0": 1, "engine/0": 2, "train/0": 2, "train/1": 2}
     assert {worker.num_threads for worker in worker_setups(PLAN, num_cores=1)} == {1}
+
+
+def test_a_pool_may_say_how_many_threads_its_workers_compute_with() -> None:
+    plan = replace(PLAN, pools={name: replace(pool, threads_per_worker=3) for name, pool in PLAN.pools.items()})
+    assert {worker.num_threads for worker in worker_setups(plan, num_cores=8)} == {3}
 
 
 def test_workers_know_how_many_updates_a_cycle_has() -> None:
