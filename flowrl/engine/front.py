@@ -52,7 +52,7 @@ class Front:
 
     def begin(self, step: int) -> None:
         """A step begins; which prompts it admits first is what people may look at."""
-        self.progress.step, self.again, self.later = step, self.later, []
+        self.progress.step, self.again, self.later = step, [*self.again, *self.later], []
 
     def admit(self, version: int) -> None:
         """Give up what is too old, and admit as many prompts as the schedule wants."""

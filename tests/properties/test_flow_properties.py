@@ -2,134 +2,292 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from itertools import count
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flowrl.schedule.ahead import Ahead
-from flowrl.schedule.base import Schedule
-from flowrl.schedule.flow import Flow, prompt_of
-from flowrl.schedule.separate_async import SeparateAsync
-from flowrl.schedule.sync import Sync
+import flowrl
+from flowrl import Gate, Prompt, Sample
+from flowrl.batch import Batch
+from flowrl.data.stream import PromptStream
+from flowrl.engine.call import Receipt
+from flowrl.engine.dispatch import Arrival
+from flowrl.engine.front import Front
+from flowrl.engine.store import Store
+from flowrl.graph.plan import Plan
+from flowrl.rows import Rows
+from flowrl.schedule.flow import AGAIN, prompt_of
+from flowrl.schedule.policy import schedule_of
+
+STUBS = Path(__file__).parents[1] / "stub_nodes.py"
+UNSETTLED_FOR_EVER = 100
+
+
+class Sieve(Gate):
+    """Stands for a gate: what it keeps is drawn."""
+
+    class Out(NamedTuple):
+        keep: Prompt[bool]
+
+    def run(self, response: Sample[str]) -> Out:
+        raise NotImplementedError
+
+
+@cache
+def plan_of(mode: str, batch: int, updates: int, slack: int, ahead: int, stale: str, gated: bool) -> Plan:
+    schedule: dict[str, Any] = {"mode": mode}
+    if mode != "sync":
+        schedule |= {"max_staleness": slack, "warmup_batches": ahead, "stale": stale, "max_restarts": 2}
+    if mode == "separate_async":
+        schedule["updates_per_sync"] = updates
+    else:
+        updates = 1
+    gate = {"use": f"{Path(__file__)}:Sieve", "gate": "keep", "max_rounds": 3, "when_short": "short"}
+    return flowrl.Pipeline({
+        "flowrl": 1,
+        "name": "flows",
+        "models": {"policy": {"path": "arith-tiny", "trainable": True}},
+        "data": {"train": {"type": "arithmetic", "size": 4096}},
+        "batch": {"prompts": batch * updates, "group": 2},
+        "pools": {"train": {}, "generate": {} if mode == "separate_async" else {"shares": "train"}},
+        "schedule": schedule,
+        "nodes": {
+            "rollout": {
+                "use": "rollout.generate", "model": "policy", "pool": "generate", "engine": "fake", "max_tokens": 3,
+            },
+            **({"sieve": gate} if gated else {}),
+            "update": {"use": f"{STUBS}:Update", "model": "policy", "pool": "train"},
+            "sync": {"use": f"{STUBS}:Sync", "model": "policy"},
+        },
+    }).plan()  # fmt: skip
 
 
 class Run(RuleBasedStateMachine):
-    """A run of which only the flow is real; versions are those that engines would have."""
+    """A run with the real front, flow, schedule and checkpoint state; engines and training are the rules."""
 
     @initialize(
+        mode=st.sampled_from(["sync", "colocate_async", "separate_async"]),
         batch=st.integers(1, 3),
         updates=st.integers(1, 2),
         slack=st.integers(0, 3),
         ahead=st.integers(0, 3),
-        patient=st.booleans(),
-        sync=st.booleans(),
+        stale=st.sampled_from(["drop", "wait"]),
         gated=st.booleans(),
     )
-    def start(self, batch: int, updates: int, slack: int, ahead: int, patient: bool, sync: bool, gated: bool) -> None:
-        self.updates = 1 if sync else updates
-        self.prompts = batch * self.updates
-        self.capacity = self.prompts * (1 + (0 if sync else min(ahead, slack)))
-        self.slack = 0 if sync else slack
-        self.schedule: Schedule = (
-            Sync(self.prompts, gated)
-            if sync
-            else SeparateAsync(batch=batch, capacity=self.capacity, slack=slack, patient=patient)
+    def start(self, mode: str, batch: int, updates: int, slack: int, ahead: int, stale: str, gated: bool) -> None:
+        self.plan = plan_of(mode, batch, updates, slack, ahead, stale, gated)
+        self.schedule = schedule_of(self.plan)
+        self.prompts, self.updates = self.plan.document.batch.prompts, self.plan.updates_per_sync
+        self.capacity, self.slack = self.plan.document.prompts_in_flight, self.plan.slack
+        self.eager, self.rounds = mode == "sync" and not gated, gated and not self.slack and self.updates == 1
+        self.version, self.step, self.num_cut = 0, 1, 0
+        self.trained, self.given_up, self.seen = Counter[str](), Counter[str](), set[str]()
+        self.front = self.made()
+        self.front.begin(1)
+        self.save()
+        self.front.admit(0)
+        self.look()
+
+    def made(self) -> Front:
+        """A front without groups; engines and store are those of one process."""
+        cluster = SimpleNamespace(put=lambda batch: batch, fetch=lambda refs: refs)
+        sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
+        dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler, abort=lambda uids: None)
+        self.stalled, self.gone_before = set[str](), 0
+        return Front(self.plan, self.schedule, PromptStream(self.plan.document.data["train"].load(), 0), dispatcher)
+
+    @property
+    def paused(self) -> bool:
+        """Whether engines sleep."""
+        return self.schedule.pauses and self.num_cut > 0
+
+    @property
+    def unsettled(self) -> list[str]:
+        """Groups that engines work on."""
+        return [uid for uid, group in self.front.flow.groups.items() if not group.settled]
+
+    def look(self) -> None:
+        """Take note of groups that came and went."""
+        now = set(self.front.flow.groups)
+        for uid in self.seen - now - {*self.trained, *self.given_up}:
+            self.given_up[uid] += 1
+        self.seen |= now
+
+    # What happens to groups
+
+    def settle(self, uid: str, data: st.DataObject, lost: bool = False) -> None:
+        group = self.front.flow.groups[uid]
+        sessions = [] if lost else [0, 1]
+        oldest = (
+            {} if lost else {uid: self.version if self.eager else data.draw(st.integers(group.version, self.version))}
         )
-        self.eager, self.gated = sync and not gated, gated
-        self.flow, self.version, self.num_cut = Flow(), 0, 0
-        self.numbers, self.later = count(), list[str]()
-        self.done, self.given_up, self.seen = Counter[str](), Counter[str](), list[str]()
-        self.admit()
+        rows = Rows([uid], [0] * len(sessions), sessions)
+        columns = {"response": Sample(rows, np.array(["1"] * len(sessions), dtype=object))}
+        types = {"response": self.plan.graph.fields["response"].type}
+        self.arrive("rollout", uid, Batch(rows, columns, types), oldest)
+        if self.plan.gate is not None and uid in self.front.flow.groups:
+            gate_rows = Rows([uid], [0, 0], [0, 1])
+            keep = Prompt(gate_rows, np.array([data.draw(st.booleans())]))
+            self.arrive(
+                "sieve", uid, Batch(gate_rows, {"keep": keep}, {"keep": self.plan.graph.fields["keep"].type}), {}
+            )
+        self.look()
+        if not self.eager:
+            self.front.admit(self.version)
+        self.look()
 
-    def admit(self) -> None:
-        for uid in self.schedule.overdue(self.flow, self.version):
-            self.give_up(uid, "stale")
-        num = self.schedule.num_to_admit(self.flow)
-        uids = [self.later.pop(0) if self.later else f"u{next(self.numbers)}" for _ in range(num)]
-        self.seen += uids
-        self.flow.admit(uids, self.version, self.schedule.patient)
+    def arrive(self, node: str, uid: str, batch: Batch, oldest: dict[str, int]) -> None:
+        fields = (tuple(batch.columns),)
+        receipt = Receipt(
+            node, self.step, 1, "train/0", batch.rows, (uid,), 0.0, 0.0, 0, 0, fields=fields, oldest=oldest
+        )
+        self.front.progress.submit(node, [uid])
+        if node == "rollout":
+            self.front.store.add(batch, batch.columns, batch.rows)
+        self.front.holds(receipt)
+        self.front.collect(Arrival(node, receipt, [batch], self.front.progress))
 
-    def give_up(self, uid: str, reason: str) -> None:
-        assert self.flow.give_up(uid, reason)  # type: ignore[arg-type]
-        self.given_up[uid] += 1
-        if reason == "stale":
-            self.later.append(f"{prompt_of(uid)}a{self.flow.restarts[prompt_of(uid)]}")
+    @precondition(lambda self: not self.paused and self.unsettled)
+    @rule(data=st.data(), lost=st.booleans())
+    def finish_or_fail(self, data: st.DataObject, lost: bool) -> None:
+        self.settle(data.draw(st.sampled_from(self.unsettled)), data, lost)
 
+    @precondition(lambda self: not self.paused and self.unsettled)
     @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        unsettled = [group for group in self.flow.groups.values() if not group.settled]
-        if unsettled:
-            self.settle(data.draw(st.sampled_from(unsettled)).uid, data)
+    def stall(self, data: st.DataObject) -> None:
+        self.stalled.add(data.draw(st.sampled_from(self.unsettled)))
 
-    def finish_all_but_the_oldest(self, stalled: int, data: st.DataObject) -> None:
-        unsettled = [group.uid for group in self.flow.groups.values() if not group.settled]
-        for uid in unsettled[stalled:]:
-            if uid in self.flow.groups:
-                self.settle(uid, data)
+    @precondition(lambda self: not self.paused)
+    @rule()
+    def time_out(self) -> None:
+        late = [uid for uid in self.unsettled if uid in self.stalled]
+        self.stalled.clear()
+        if late:
+            self.front.late(late)
+            self.look()
+            if not self.eager:
+                self.front.admit(self.version)
+            self.look()
 
-    def settle(self, uid: str, data: st.DataObject) -> None:
-        first = self.flow.groups[uid].version
-        self.flow.settle(uid, self.version if self.eager else data.draw(st.integers(first, self.version)))
-        self.admit()
+    # What the loop does
 
-    @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        if not self.eager and self.flow.running:
-            reason = data.draw(st.sampled_from(["failed", "filtered"] if self.gated else ["failed"]))
-            self.give_up(data.draw(st.sampled_from(self.flow.running)).uid, reason)
-            self.admit()
-
+    @rule()
     def cut(self) -> None:
         if self.num_cut == self.updates:
             return
-        uids = self.schedule.cut(self.flow, self.version)
+        self.front.admit(self.version)
+        self.look()
+        uids = self.front.cut(self.version)
         if uids is None:
             return
-        assert len(uids) == len(set(uids)) == self.prompts // self.updates
-        numbers = [self.flow.groups[uid].number for uid in uids]
+        size = self.prompts // self.updates
+        assert len(uids) == len(set(uids)) <= size
+        assert len(uids) == size or self.plan.gate is not None, "only behind a gate a batch may be short"
+        numbers = [self.front.flow.groups[uid].number for uid in uids]
         assert numbers == sorted(numbers)
-        assert self.eager or max(self.flow.groups[uid].age(self.version) for uid in uids) <= self.slack
-        self.flow.cut(uids)
+        ages = [self.front.flow.groups[uid].age(self.version) for uid in uids]
+        assert self.eager or max(ages, default=0) <= self.slack
         self.num_cut += 1
 
-    @rule(stalled=st.integers(0, 2), changed=st.booleans(), data=st.data())
-    def step(self, stalled: int, changed: bool, data: st.DataObject) -> None:
-        self.finish_all_but_the_oldest(stalled, data)
-        while self.num_cut < self.updates and self.schedule.cut(self.flow, self.version) is not None:
+    @rule(data=st.data(), patience=st.integers(0, 4), changed=st.booleans(), saves=st.booleans())
+    def train_and_sync(self, data: st.DataObject, patience: int, changed: bool, saves: bool) -> None:
+        """The loop waits until all batches of the step are there: what does not end is late."""
+        for _ in range(UNSETTLED_FOR_EVER):
             self.cut()
-        if self.num_cut == self.updates:
-            self.sync(changed)
+            if self.num_cut == self.updates:
+                break
+            running = [uid for uid in self.unsettled if uid not in self.stalled]
+            for uid in running[: max(1, len(running) - patience)]:
+                if uid in self.front.flow.groups:
+                    self.settle(uid, data)
+            if not running:
+                self.time_out()
+        else:
+            raise AssertionError("no batch can be cut, whatever settles")
+        if self.eager:
+            for uid in self.unsettled:
+                self.settle(uid, data)  # sync walks what still runs
+        assert all(group.settled for group in self.front.flow.groups.values() if group.cut)
+        done = [uid for uid, group in self.front.flow.groups.items() if group.cut]
+        self.front.end()
+        self.trained.update(done)
+        self.look()
+        self.version, self.step, self.num_cut = self.version + changed, self.step + 1, 0
+        if saves:
+            self.save()
+        self.front.begin(self.step)
+        self.front.admit(self.version)
+        self.look()
 
-    def sync(self, changed: bool) -> None:
-        for group in self.flow.groups.values():
-            if group.cut and not group.settled:
-                self.flow.settle(group.uid, self.version)  # sync walks what still runs
-        for uid in self.schedule.surplus(self.flow):
-            self.give_up(uid, "surplus")
-        self.done.update(self.flow.trained())
-        self.version, self.num_cut = self.version + changed, 0
-        self.admit()
+    def save(self) -> None:
+        self.saved = copy.deepcopy((
+            self.front.state(), self.front.in_flight(), self.version, self.step, self.trained, self.given_up, self.seen,
+        ))  # fmt: skip
+
+    @rule()
+    def kill_and_resume(self) -> None:
+        saved = copy.deepcopy(self.saved)
+        state, in_flight, self.version, self.step, self.trained, self.given_up, self.seen = saved
+        ready = {group["uid"] for group in state.get("flow", {"groups": []})["groups"] if group["settled"]}
+        self.front, self.num_cut = self.made(), 0
+        self.front.prompts.load_state(state)
+        self.front.restore(state, in_flight, self.version)
+        assert {group.uid for group in self.front.flow.ready} == ready, "finished groups are there again"
+        parts = self.front.store.find(["response"], sorted(ready))
+        assert {uid for part in parts for uid in part.uids} >= ready, "with their trajectories"
+        self.front.begin(self.step)
+        self.gone_before = len(self.gone) - self.gone_for_a_reason
+        self.front.admit(self.version)
+        self.look()
+
+    # What always holds
 
     @invariant()
     def in_flight_is_never_above_capacity(self) -> None:
-        limit = 2 * self.prompts - 1 if isinstance(self.schedule, Sync) and self.gated else self.capacity
-        assert len(self.flow.groups) <= limit
-        assert not isinstance(self.schedule, Ahead) or len(self.flow.running) <= self.capacity
+        groups = self.front.flow.groups.values()
+        assert len(groups) <= (2 * self.prompts - 1 if self.rounds else self.capacity)
 
     @invariant()
     def every_group_is_in_flight_or_trained_or_given_up_once(self) -> None:
-        ended = self.done + self.given_up
+        ended = self.trained + self.given_up
         assert not ended or max(ended.values()) == 1
-        assert sorted([*ended, *self.flow.groups]) == sorted(self.seen)
+        assert sorted([*ended, *self.front.flow.groups]) == sorted(self.seen)
 
     @invariant()
-    def a_batch_comes_when_everything_has_settled(self) -> None:
-        if self.num_cut < self.updates and not self.flow.running and not self.gated:
-            assert self.schedule.cut(self.flow, self.version) is not None
+    def every_prompt_is_trained_once_or_accounted_for(self) -> None:
+        by_prompt = Counter(prompt_of(uid) for uid in self.trained)
+        assert not by_prompt or max(by_prompt.values()) == 1
+        flow, retried = self.front.flow, [*self.front.again, *self.front.later]
+        alive = [*map(prompt_of, flow.groups), *(prompt_of(prompt.uid) for prompt in retried)]
+        assert len(alive) == len(set(alive)), "a prompt is tried twice at once"
+        assert not set(alive) & set(by_prompt), "a prompt that was trained is tried again"
+        assert len(self.gone) == self.gone_before + self.gone_for_a_reason
+
+    @property
+    def gone(self) -> set[str]:
+        """Prompts that were given up for good."""
+        flow = self.front.flow
+        alive = {
+            *map(prompt_of, flow.groups),
+            *(prompt_of(prompt.uid) for prompt in (*self.front.again, *self.front.later)),
+        }
+        return {*map(prompt_of, self.given_up)} - alive - {*map(prompt_of, self.trained)}
+
+    @property
+    def gone_for_a_reason(self) -> int:
+        """How many of them the flow has counted since it was made."""
+        flow = self.front.flow
+        final = sum(num for reason, num in flow.given_up.items() if reason not in AGAIN)
+        return final + sum(num > self.front.max_restarts for num in flow.restarts.values())
 
 
-Run.TestCase.settings = settings(max_examples=500, stateful_step_count=30, deadline=None)
+Run.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
 TestRun = Run.TestCase
