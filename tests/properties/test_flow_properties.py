@@ -29,6 +29,7 @@ from flowrl.schedule.policy import schedule_of
 
 STUBS = Path(__file__).parents[1] / "stub_nodes.py"
 UNSETTLED_FOR_EVER = 100
+MOSTLY = st.sampled_from([True, True, True, False])
 
 
 class Sieve(Gate):
@@ -127,7 +128,9 @@ class Run(RuleBasedStateMachine):
         group = self.front.flow.groups[uid]
         sessions = [] if lost else [0, 1]
         oldest = (
-            {} if lost else {uid: self.version if self.eager else data.draw(st.integers(group.version, self.version))}
+            {}
+            if lost
+            else {uid: self.version if self.eager else data.draw(st.sampled_from([group.version, self.version]))}
         )
         rows = Rows([uid], [0] * len(sessions), sessions)
         columns = {"response": Sample(rows, np.array(["1"] * len(sessions), dtype=object))}
@@ -165,7 +168,7 @@ class Run(RuleBasedStateMachine):
     def stall(self, data: st.DataObject) -> None:
         self.stalled.add(data.draw(st.sampled_from(self.unsettled)))
 
-    @precondition(lambda self: not self.paused)
+    @precondition(lambda self: not self.paused and self.stalled)
     @rule()
     def time_out(self) -> None:
         late = [uid for uid in self.unsettled if uid in self.stalled]
@@ -179,10 +182,9 @@ class Run(RuleBasedStateMachine):
 
     # What the loop does
 
+    @precondition(lambda self: self.num_cut < self.updates)
     @rule()
     def cut(self) -> None:
-        if self.num_cut == self.updates:
-            return
         self.front.admit(self.version)
         self.look()
         uids = self.front.cut(self.version)
@@ -197,15 +199,16 @@ class Run(RuleBasedStateMachine):
         assert self.eager or max(ages, default=0) <= self.slack
         self.num_cut += 1
 
-    @rule(data=st.data(), patience=st.integers(0, 4), changed=st.booleans(), saves=st.booleans())
-    def train_and_sync(self, data: st.DataObject, patience: int, changed: bool, saves: bool) -> None:
-        """The loop waits until all batches of the step are there: what does not end is late."""
+    @rule(data=st.data(), slow=st.integers(0, 4), old=st.booleans(), changed=MOSTLY, saves=st.booleans())
+    def train_and_sync(self, data: st.DataObject, slow: int, old: bool, changed: bool, saves: bool) -> None:
+        """The loop waits until all batches of the step are there: what does not end is late; the `old` may be slow."""
         for _ in range(UNSETTLED_FOR_EVER):
-            self.cut()
+            if self.num_cut < self.updates:
+                self.cut()
             if self.num_cut == self.updates:
                 break
             running = [uid for uid in self.unsettled if uid not in self.stalled]
-            for uid in running[: max(1, len(running) - patience)]:
+            for uid in running[:: -1 if old else 1][: max(1, len(running) - slow)]:
                 if uid in self.front.flow.groups:
                     self.settle(uid, data)
             if not running:
@@ -228,10 +231,12 @@ class Run(RuleBasedStateMachine):
         self.look()
 
     def save(self) -> None:
+        self.alive_then = sorted(self.alive)
         self.saved = copy.deepcopy((
             self.front.state(), self.front.in_flight(), self.version, self.step, self.trained, self.given_up, self.seen,
         ))  # fmt: skip
 
+    @precondition(lambda self: self.step > 2)
     @rule()
     def kill_and_resume(self) -> None:
         saved = copy.deepcopy(self.saved)
@@ -243,6 +248,7 @@ class Run(RuleBasedStateMachine):
         assert {group.uid for group in self.front.flow.ready} == ready, "finished groups are there again"
         parts = self.front.store.find(["response"], sorted(ready))
         assert {uid for part in parts for uid in part.uids} >= ready, "with their trajectories"
+        assert sorted(self.alive) == self.alive_then, "what was in flight or to be tried again is so still"
         self.front.begin(self.step)
         self.gone_before = len(self.gone) - self.gone_for_a_reason
         self.front.admit(self.version)
@@ -265,21 +271,21 @@ class Run(RuleBasedStateMachine):
     def every_prompt_is_trained_once_or_accounted_for(self) -> None:
         by_prompt = Counter(prompt_of(uid) for uid in self.trained)
         assert not by_prompt or max(by_prompt.values()) == 1
-        flow, retried = self.front.flow, [*self.front.again, *self.front.later]
-        alive = [*map(prompt_of, flow.groups), *(prompt_of(prompt.uid) for prompt in retried)]
+        alive = self.alive
         assert len(alive) == len(set(alive)), "a prompt is tried twice at once"
         assert not set(alive) & set(by_prompt), "a prompt that was trained is tried again"
         assert len(self.gone) == self.gone_before + self.gone_for_a_reason
 
     @property
+    def alive(self) -> list[str]:
+        """Prompts that are in flight or to be tried again."""
+        retried = (prompt.uid for prompt in (*self.front.again, *self.front.later))
+        return [prompt_of(uid) for uid in (*self.front.flow.groups, *retried)]
+
+    @property
     def gone(self) -> set[str]:
         """Prompts that were given up for good."""
-        flow = self.front.flow
-        alive = {
-            *map(prompt_of, flow.groups),
-            *(prompt_of(prompt.uid) for prompt in (*self.front.again, *self.front.later)),
-        }
-        return {*map(prompt_of, self.given_up)} - alive - {*map(prompt_of, self.trained)}
+        return {*map(prompt_of, self.given_up)} - {*self.alive} - {*map(prompt_of, self.trained)}
 
     @property
     def gone_for_a_reason(self) -> int:
