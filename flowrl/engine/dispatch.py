@@ -161,7 +161,7 @@ class Dispatcher:
         spared = node.weights == "generates" and node.on_error in ("drop", "retry")
 
         async def occupied() -> None:
-            with self.occupancy.busy(workers):
+            with self.occupancy.running(workers):
                 await work
 
         async def guarded() -> None:
@@ -220,6 +220,7 @@ class Dispatcher:
         """One call of a node on one worker; its blocks arrive one by one."""
         num_outputs = len(self.plan.outputs[call.node]) + bool(call.samples)
         async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
+            self.occupancy.add(worker, receipt.start, receipt.end)
             if receipt.last:
                 self.load[worker] -= load
             if call.serves:
@@ -238,6 +239,8 @@ class Dispatcher:
             self.versions[node.model] = version
             self.changed.remove(node.model)
         self.load.subtract(workers)
+        for worker in workers:
+            self.occupancy.add(worker, start, now())
         receipt = Receipt(node.name, task.step, 1, sender, Rows(()), task.uids, start, now(), 0, 0)
         self.arrivals.put_nowait(Arrival(node.name, receipt, (), progress))
 

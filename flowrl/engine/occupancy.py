@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from flowrl.engine.clock import now
+from flowrl.engine.tally import Interval, covered
 
 
 class Occupancy:
-    """Of the workers of each pool, seen from the driver: a worker is busy from a call's submission to its end."""
+    """What workers have done since the last `begin`: what they report of calls, and calls that have not ended yet."""
 
     def __init__(self, workers: Mapping[str, Sequence[str]]) -> None:
         """`workers` are their names by pool."""
-        self._workers, self._num_calls = workers, Counter[str]()
+        self._workers, self._running = workers, dict[object, tuple[Sequence[str], float]]()
         self.begin()
 
     def begin(self) -> None:
         """Measure from now on."""
         self._start = now()
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._since = dict.fromkeys(self._num_calls, self._start)
+        self._spans: dict[str, list[Interval]] = {}
+
+    def add(self, worker: str, start: float, end: float) -> None:
+        """A worker has worked, perhaps on what began earlier."""
+        self._spans.setdefault(worker, []).append((max(start, self._start), end))
 
     @contextmanager
-    def busy(self, workers: Sequence[str]) -> Iterator[None]:
-        """These have something to do meanwhile."""
-        for worker in workers:
-            if not self._num_calls[worker]:
-                self._since[worker] = now()
-            self._num_calls[worker] += 1
+    def running(self, workers: Sequence[str]) -> Iterator[None]:
+        """A call of these has not ended."""
+        call = object()
+        self._running[call] = workers, now()
         try:
             yield
         finally:
-            for worker in workers:
-                self._num_calls[worker] -= 1
-                if not self._num_calls[worker]:
-                    self._seconds[worker] += now() - self._since[worker]
+            del self._running[call]
 
     def idle(self) -> dict[str, float]:
-        """`idle/POOL`: the share of the workers' time since the last `begin` in which they had nothing to do."""
-        wall = now() - self._start
-        return {
-            f"idle/{pool}": max(0.0, 1 - sum(map(self._busy, workers)) / (len(workers) * wall)) if wall else 0.0
-            for pool, workers in self._workers.items()
-        }
-
-    def _busy(self, worker: str) -> float:
-        running = now() - self._since[worker] if self._num_calls[worker] else 0.0
-        return self._seconds[worker] + running
+        """`idle/POOL`: the share of the time of a pool's workers in which they had nothing to do."""
+        spans, end = {worker: [*found] for worker, found in self._spans.items()}, now()
+        for workers, since in self._running.values():
+            for worker in workers:
+                spans.setdefault(worker, []).append((max(since, self._start), end))
+        wall = max(end - self._start, 1e-9)
+        busy = {pool: sum(covered(spans.get(worker, ())) for worker in names) for pool, names in self._workers.items()}
+        return {f"idle/{pool}": max(0.0, 1 - busy[pool] / (len(names) * wall)) for pool, names in self._workers.items()}

@@ -24,13 +24,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_calls_of_a_worker_that_overlap_count_once(clock: Clock) -> None:
+def test_what_a_worker_does_at_once_counts_once(clock: Clock) -> None:
     found = Occupancy({"train": ["train/0", "train/1"], "cpu": ["cpu/0"]})
-    with found.busy(["train/0"]):
-        clock.now += 2
-        with found.busy(["train/0", "train/1"]):
-            clock.now += 1
-    clock.now += 1
+    clock.now += 4
+    for worker, start, end in (("train/0", 100, 102), ("train/0", 101, 103), ("train/1", 102, 103)):
+        found.add(worker, start, end)
     assert found.idle() == {"idle/train": pytest.approx(1 - (3 + 1) / (2 * 4)), "idle/cpu": 1.0}
 
 
@@ -38,15 +36,16 @@ def test_a_call_that_goes_on_counts_in_every_step_for_its_part(clock: Clock) -> 
     found = Occupancy({"generate": ["generate/0"]})
     with ExitStack() as calls:
         clock.now += 1
-        calls.enter_context(found.busy(["generate/0"]))
+        calls.enter_context(found.running(["generate/0"]))
         clock.now += 3
         assert found.idle() == {"idle/generate": 0.25}
         found.begin()
         clock.now += 2
         assert found.idle() == {"idle/generate": 0.0}
+    found.add("generate/0", 101, 106)
     clock.now += 2
     assert found.idle() == {"idle/generate": 0.5}
 
 
-def test_a_step_without_any_duration_is_not_idle(clock: Clock) -> None:
-    assert Occupancy({"cpu": ["cpu/0"]}).idle() == {"idle/cpu": 0.0}
+def test_nothing_divides_by_zero(clock: Clock) -> None:
+    assert Occupancy({"cpu": ["cpu/0"]}).idle() == {"idle/cpu": 1.0}
