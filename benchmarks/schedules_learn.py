@@ -29,7 +29,7 @@ def rewards(pipeline: str, engine: str, seed: int, steps: int) -> list[float]:
     settings = [f"nodes.rollout.engine={engine}", f"run.seed={seed}", "tracking=[]", "checkpoint=null"]
     sets = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="flowrl-learn-") as folder:
-        command = [sys.executable, "-m", "flowrl", "run", pipeline, "--steps", str(steps), "--quiet", *sets]
+        command = [sys.executable, "-m", "flowrl", "run", pipeline, "--steps", str(steps), *sets]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
