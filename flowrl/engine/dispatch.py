@@ -109,7 +109,8 @@ class Dispatcher:
     def place(self, node: BoundNode) -> list[str]:
         """The workers that a task goes to, none if they are busy.
 
-        All ranks for a node with a model, all free ones for rows that are scored alone, else any one. A node that
+        All ranks for a node with a model, all free ones for rows that are scored alone, always the first one for a node
+        that is not pure, else any one. A node that
         computes on all ranks may queue behind another such node; all ranks see the same order.
         """
         pools = [self.plan.pool_of(node)]
@@ -121,6 +122,7 @@ class Dispatcher:
             if self.serves:
                 return [] if self.paused else names
         if node.weights is None:
+            names = names if node.cls.pure else names[:1]  # what it remembers lies on one worker
             free = [name for name in names if not self.load[name]]
             return free if node.scores_rows else free[:1]
         # A call with a timeout must not spend it waiting.

@@ -51,4 +51,7 @@ def test_what_the_page_says_passes_the_check(piece: dict[str, Any], tmp_path: Pa
 
 def test_the_page_shows_every_reward() -> None:
     shown = {node["use"] for block in BLOCKS for piece in pieces(block) for node in piece["nodes"].values()}
-    assert {name for name in library_names() if name.startswith("reward.")} - {"reward.length_penalty"} <= shown
+    assert {name for name in library_names() if name.startswith("reward.")} - {
+        "reward.length_penalty",
+        "reward.kl_penalty",
+    } <= shown

@@ -71,6 +71,18 @@ class Flaky(Node):
         return self.Out(response_mask)
 
 
+class Remembers(Node):
+    """Counts the rows that it has seen in its life."""
+
+    scope = "group"
+    pure = False
+    _num_rows: int = 0
+
+    def run(self, response_mask: Token[bool]) -> None:
+        self._num_rows += len(response_mask.rows)
+        metric("seen", self._num_rows, reduce="max")
+
+
 class SlowCluster(LocalCluster):
     """Waits before a call, longer on some workers than on others."""
 
@@ -134,6 +146,14 @@ def test_a_retried_node_is_called_again_with_its_groups() -> None:
     history = trained(nodes, {})
     assert history.metrics[0]["rows/failed"] == 1
     assert len(history.metrics) == 3
+
+
+def test_a_node_that_remembers_something_stays_on_one_worker() -> None:
+    nodes = document(mine={"use": "./Remembers", "pool": "cpu"})
+    del nodes["nodes"]["weight_sync"]
+    nodes["pools"]["cpu"] = {"workers": 3}
+    history = trained(nodes, {"cpu/0": 0.03})
+    assert [step["seen"] for step in history.metrics] == [32.0, 64.0, 96.0]
 
 
 def test_without_retry_the_run_ends_with_node_worker_and_rows() -> None:

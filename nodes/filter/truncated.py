@@ -1,0 +1,31 @@
+"""Responses that were cut off at the token limit, left out of the loss.
+
+What a response would have become is not known when it is cut, so its reward says little of its tokens: Yu et al.,
+DAPO, arXiv:2503.14476, section 3.4 (overlong filtering). Its reward still counts in the statistics of its group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flowrl.batch import Sample, Token
+from flowrl.metrics import metric
+from flowrl.node import Node
+from flowrl.nodes._backend.sessions import sessions
+
+
+class Truncated(Node):
+    """Mask all tokens of a session whose last response was cut off by the token limit."""
+
+    class Out(NamedTuple):
+        corrected_mask: Token[bool]
+
+    def run(self, finish_reason: Sample[str], response_mask: Token[bool], other_mask: Token[bool] | None = None) -> Out:
+        rows = response_mask.rows
+        session_of, last = sessions(rows)
+        cut = np.array([finish_reason.values[row] == "length" for row in last], dtype=np.bool_)
+        metric("groups/truncated", cut.sum(), reduce="sum")
+        kept = response_mask & Sample(rows, ~cut[session_of]).per_token(response_mask)
+        return self.Out(kept if other_mask is None else kept & other_mask)
