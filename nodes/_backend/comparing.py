@@ -91,7 +91,8 @@ class Scores:
     def above_others(self) -> Array:
         """How far each reward lies above the mean of the others of its group (S,): s - (sum - s) / (n - 1)."""
         size = self.groups.num_scored[self.group]
-        return self.above_mean * size / np.maximum(size - 1, 1)
+        found: Array = self.above_mean * size / np.maximum(size - 1, 1)
+        return found
 
     def divided_by_std(self, values: Array, epsilon: float) -> Array:
         """Values of sessions (S,) over the standard deviation of their group; what is 0 stays so."""
@@ -111,15 +112,16 @@ class Scores:
         spread: Token[Any] = Sample(self.rows, self.per_row(values)).per_token(mask)
         return Token(self.rows, np.where(mask.values, spread.values, 0.0), mask.offsets)
 
-    def report(self) -> None:
-        """`reward/*` and `groups/*`."""
+    def report(self, no_signal: Array | None = None) -> None:
+        """`reward/*` and `groups/*`; which groups tell nothing (G,) is seen from these rewards unless given."""
         groups = self.groups
+        no_signal = ~groups.signal if no_signal is None else no_signal
         compared = groups.num_scored > 1
         metric("reward/mean", self.score.sum(), len(self.score))
         metric("reward/std", groups.std[compared].sum(), compared.sum())
         metric("reward/unscored", self.num_unscored, reduce="sum")
         metric("groups/size", groups.num_scored.sum(), len(compared))
-        metric("groups/no_signal", (~groups.signal).sum(), reduce="sum")
+        metric("groups/no_signal", no_signal.sum(), reduce="sum")
         metric("groups/single", (groups.num_scored == 1).sum(), reduce="sum")
 
 
@@ -130,9 +132,11 @@ def report_advantages(advantages: Array) -> None:
     metric("advantage/max", advantages.max(initial=0.0), reduce="max")
 
 
-def of_sessions(scores: Scores, advantages: Array, response_mask: Token[bool]) -> tuple[Token[float], Token[bool]]:
+def of_sessions(
+    scores: Scores, advantages: Array, response_mask: Token[bool], no_signal: Array | None = None
+) -> tuple[Token[float], Token[bool]]:
     """Advantages and loss mask, where every token of a session has its advantage (S,); reports both."""
-    scores.report()
+    scores.report(no_signal)
     report_advantages(advantages)
     mask = scores.loss_mask(response_mask)
     return scores.per_token(advantages, mask), mask

@@ -1,9 +1,11 @@
 """Advantages over the baseline with the least variance for on-policy updates.
 
-Source: Hao et al., "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585, equation 9: the baseline of a group
-is the mean of its rewards, each weighted by the length of its response. A session's length is what the model wrote in
-all its outputs. We depart from it where a group tells nothing: equal rewards, or a single scored session, give exactly
-0; and unscored sessions are left out of statistics and loss.
+Source: Hao et al., "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585, with the lengths l of the responses:
+
+    A_i = r_i - (sum of l_j r_j) / (sum of l_j)    over the sessions j of the group
+
+A session's length is what the model wrote in all its outputs. We depart from it where a group tells nothing: equal
+rewards, or a single scored session, give exactly 0; and unscored sessions are left out of statistics and loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """REINFORCE with a leave-one-out baseline.
 
-Source: Ahmadian et al., "Back to Basics", arXiv:2402.14740, equation 9: each reward less the mean of the other rewards
-of its group. We depart from it where a group tells nothing: a single scored session has no others and gives exactly 0,
-as equal rewards do; and unscored sessions are left out of statistics and loss.
+Source: Ahmadian et al., "Back to Basics: Revisiting REINFORCE Style Optimization", arXiv:2402.14740:
+
+    A_i = r_i - (sum of the other rewards of the group) / (n - 1)
+
+We depart from it where a group tells nothing: a single scored session has no others and gives exactly 0, as equal
+rewards do; and unscored sessions are left out of statistics and loss.
 """
 
 from __future__ import annotations
