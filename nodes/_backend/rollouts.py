@@ -26,18 +26,18 @@ def encoded(engine: Engine, prompts: Sequence[Any]) -> list[list[int] | Exceptio
         return [error] if len(prompts) == 1 else [ids for prompt in prompts for ids in encoded(engine, [prompt])]
 
 
-def report(done: Sequence[Completion], prompt_lengths: Array) -> None:
+def report(done: Sequence[Completion], prompt_lengths: Array, prefix: str = "rollout") -> None:
     """Metrics of finished sessions. Lengths are of all tokens, whatever a mask of the loss leaves out later."""
     lengths = np.array([len(each.ids) for each in done], dtype=np.int64)
-    metric("rollout/tokens", lengths.sum(), reduce="sum")
-    for name, found in (("rollout/response_length", lengths), ("rollout/prompt_length", prompt_lengths)):
+    metric(f"{prefix}/tokens", lengths.sum(), reduce="sum")
+    for name, found in ((f"{prefix}/response_length", lengths), (f"{prefix}/prompt_length", prompt_lengths)):
         metric(f"{name}/mean", found.sum(), len(found))
         if len(found):
             metric(f"{name}/min", found.min(), reduce="min")
             metric(f"{name}/max", found.max(), reduce="max")
     for reason in ("stop", "length", "abort"):
-        metric(f"rollout/finish/{reason}", sum(each.finish_reason == reason for each in done), len(done))
+        metric(f"{prefix}/finish/{reason}", sum(each.finish_reason == reason for each in done), len(done))
     oldest = [int(each.versions.min()) for each in done if len(each.versions)]
-    metric("rollout/policy_version/mean", sum(oldest), len(oldest))
+    metric(f"{prefix}/policy_version/mean", sum(oldest), len(oldest))
     if oldest:
-        metric("rollout/policy_version/min", min(oldest), reduce="min")
+        metric(f"{prefix}/policy_version/min", min(oldest), reduce="min")

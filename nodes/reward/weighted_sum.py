@@ -10,6 +10,7 @@ from pydantic import Field
 
 from flowrl.batch import Sample
 from flowrl.node import Node
+from flowrl.nodes._backend.coefficients import refusal
 
 
 class WeightedSum(Node):
@@ -22,10 +23,7 @@ class WeightedSum(Node):
         reward: Sample[float]
 
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
-        num_rewards = len(reads.get("rewards", ()))
-        if num_rewards == 0 or len(self.coefficients or reads["rewards"]) != num_rewards:
-            return f"{len(self.coefficients or ())} coefficients for {num_rewards} rewards: give one for each"
-        return ""
+        return refusal(self.coefficients, reads.get("rewards", ()))
 
     def run(self, rewards: list[Sample[float]]) -> Out:
         coefficients = [1.0] * len(rewards) if self.coefficients is None else self.coefficients
