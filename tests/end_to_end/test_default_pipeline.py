@@ -87,7 +87,7 @@ def test_one_seed_gives_one_run_and_another_seed_another(flowrl: Callable[..., F
     other = finish(tmp_path / "other", "run", DEFAULT, *STEPS, "--set", "run.seed=1")
     values = [
         [
-            {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/"))}
+            {name: value for name, value in line.items() if not name.startswith(("time/", "throughput/", "idle/"))}
             for line in lines
         ]
         for lines in (run.metrics for run in (*again, other))
