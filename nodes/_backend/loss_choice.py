@@ -18,6 +18,7 @@ from pydantic.errors import PydanticUserError
 
 from flowrl.errors import nearest
 from flowrl.functions import BadFunction, find_function
+from flowrl.model import SettingError
 from flowrl.nodes._backend import policy_losses
 from flowrl.nodes._backend.terms import Aggregation
 
@@ -62,10 +63,11 @@ class PolicyLoss:
         found = self.function(**{name: columns[name] for name in INPUTS if name in self.parameters}, **settings)
         loss, clipped = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for each in (loss,) if clipped is None else (loss, clipped):
-            shape = getattr(each, "shape", type(each).__name__)
-            if shape != (num_tokens := columns["mask"].shape):
+            shape = getattr(each, "shape", None)
+            if shape != (whole := columns["mask"].shape):
+                what = type(each).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
                 name = getattr(self.function, "__name__", "the loss")
-                raise ValueError(f"{name}() returned {shape}, not one value for each of {num_tokens[0]} tokens")
+                raise ValueError(f"{name}() returned {what}, not one of shape {tuple(whole)}: a value for each token")
         if importance_weights is None:
             return loss, clipped
         if self.of_row:
@@ -86,55 +88,61 @@ LOSSES: Mapping[str, PolicyLoss] = {
 
 
 def loss_of(name: str) -> PolicyLoss:
-    """The loss of the library, or of an import path or file. Raises `BadFunction`."""
+    """The loss of the library, or of an import path or file. Raises `BadFunction` or `SettingError`."""
     if name in LOSSES:
         return LOSSES[name]
-    function = find_function(name)
+    loss = PolicyLoss(find_function(name))
     try:
-        loss = PolicyLoss(function)
         parameters = loss.parameters
     except (TypeError, ValueError) as error:
         raise BadFunction(f"Python does not say what '{name}' takes: write a function around it") from error
     if "log_probs" not in parameters:
-        raise BadFunction(f"'{name}' does not take log_probs, without which there is nothing to train")
+        raise SettingError("loss", f"'{name}' does not take log_probs, so nothing would train", "log_probs: Tensor")
     for one in parameters.values():
         _check_parameter(name, one)
     for setting, default in loss.settings.items():
-        if wrong := misfit(name, function, setting, default):
-            raise BadFunction(f"'{name}' has a default that is none: {wrong}")
+        if wrong := misfit(name, loss.function, setting, default):
+            raise SettingError("loss", f"a default of '{name}' is none: {wrong}", "another default, or another type")
     return loss
 
 
 def _check_parameter(name: str, one: Parameter) -> None:
-    """Raise `BadFunction` for what is neither a tensor of a known name nor a setting with a type and a default."""
+    """Raise `SettingError` for what is neither a tensor of a known name nor a setting with a type and a default."""
+    takes = f"'{name}' takes '{one.name}'"
     if one.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
-        raise BadFunction(f"'{name}' takes '{one}', which has no name to give it by")
-    hint = getattr(one.annotation, "__name__", str(one.annotation)).rpartition(".")[2]
+        raise SettingError("loss", f"{takes} by no name", "name each parameter, and give it a type")
     if one.name in INPUTS:
-        if hint != "Tensor" or one.default is not Parameter.empty:
-            raise BadFunction(f"'{name}' takes '{one}': write {one.name}: Tensor, without a default")
+        if _shown(one.annotation).rpartition(".")[2] != "Tensor" or one.default is not Parameter.empty:
+            fact = f"{takes}, a column, as something else than a Tensor without a default"
+            raise SettingError("loss", fact, f"{one.name}: Tensor")
     elif one.default is Parameter.empty:
         fix = nearest(one.name, INPUTS)
-        raise BadFunction(f"'{name}' takes '{one}', which is no column; a setting has a default. {fix}")
+        fix = fix if "did you mean" in fix else f"a default, if it is a setting; the columns are {', '.join(INPUTS)}"
+        raise SettingError("loss", f"{takes}, which is no column, and has no default", fix)
     elif one.annotation is Parameter.empty:
-        raise BadFunction(f"'{name}' takes '{one}' without a type: write {one.name}: float = {one.default!r}")
+        raise SettingError("loss", f"{takes} without saying its type", f"{one.name}: float = {one.default!r}")
 
 
 def misfit(name: str, function: Callable[..., Any], option: str, value: Any) -> str:
     """Why a setting of a user's loss cannot have a value, such as infinity and NaN; empty if it can.
 
-    Raises `BadFunction` where its type is none that YAML can write.
+    Raises `SettingError` where its type is none that YAML can write.
     """
     annotation = signature(function).parameters[option].annotation
-    shown = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     holder = types.SimpleNamespace(__annotations__={option: annotation})
     try:
         adapter = TypeAdapter[Any](get_type_hints(holder, getattr(function, "__globals__", {}))[option])
     except (NameError, TypeError, PydanticUserError) as error:
-        raise BadFunction(f"'{name}' takes '{option}: {shown}', which is no type that YAML can write") from error
+        fact = f"'{name}' takes '{option}', whose type {_shown(annotation)} YAML cannot write"
+        raise SettingError("loss", fact, f"{option}: float, or another plain type") from error
     try:
         adapter.validate_python(value, strict=True)
     except ValidationError:
-        return f"'{option}' is {shown}, not {value!r}"
+        return f"'{option}' is {_shown(annotation)}, not {value!r}"
     infinite = isinstance(value, float) and not math.isfinite(value)
     return f"'{option}' is a finite number, not {value}" if infinite else ""
+
+
+def _shown(annotation: Any) -> str:
+    """A type as it is written."""
+    return annotation.strip("\"'") if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))

@@ -82,8 +82,9 @@ class Objective(Updating):
     @model_validator(mode="after")
     def _own_settings_are_its_own(self) -> Self:
         if self.loss_options and not self._is_own:
-            fact = f"loss: {self.loss} has no loss_options; its settings are keys of the node"
-            raise SettingError(("loss_options", "loss"), fact, ", ".join(self._loss.settings) or "loss_options: null")
+            fact = f"loss: {self.loss} takes no loss_options, which are those of a loss of yours"
+            fix = f"write {' and '.join(own)} beside loss" if (own := self._loss.settings) else "loss_options: null"
+            raise SettingError(("loss_options", "loss"), fact, fix)
         for option, value in self.loss_options.items():
             if option not in self._loss.settings:
                 fact = f"{self.loss.rpartition(':')[2]}() has no setting '{option}'"
