@@ -71,7 +71,7 @@ class PolicyLoss:
         if importance_weights is None:
             return loss, clipped
         if self.of_row:
-            logarithms = importance_weights.log()
+            logarithms = importance_weights.clamp(min=0.0).log()
             importance_weights = policy_losses.row_mean(logarithms, columns["mask"], columns["row"]).exp()
         return loss * importance_weights, clipped
 
