@@ -99,7 +99,7 @@ class Objective(Updating):
         used = {**self._loss.settings, **self._given()}
         if self.loss == "clip" and used["dual_clip"] <= (bound := 1 + used["clip_high"]):
             fact = f"dual_clip must be above 1 + clip_high = {bound:g}, not {used['dual_clip']:g}"
-            raise SettingError(("dual_clip", "clip_high"), fact, f"dual_clip: {bound + 1:g}")
+            raise SettingError(("dual_clip", "clip_high", "loss"), fact, f"dual_clip: {bound + 1:g}")
         return self
 
     @model_validator(mode="after")

@@ -138,6 +138,14 @@ def test_a_loss_that_cannot_be_called_is_refused(written: Callable[[str], str], 
     assert fact in refusal(loss=written(definition))
 
 
+def test_the_loss_of_the_page_is_right(tmp_path: Path) -> None:
+    page = (DEFAULT.parents[1] / "docs" / "losses.md").read_text()
+    code, line = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.S)[1:]
+    (tmp_path / "my_losses.py").write_text(code)
+    (tmp_path / "mine.yaml").write_text(f"extends: {DEFAULT}\n{line}")
+    assert not flowrl.load(tmp_path / "mine.yaml").check()
+
+
 @pytest.mark.parametrize("hint", ["Tensor", "'Tensor'", "'torch.Tensor'", "torch.Tensor"])
 def test_types_may_be_written_as_text(written: Callable[[str], str], hint: str) -> None:
     name = written(f"import torch\ndef mine(log_probs: {hint}, beta: 'float' = 1.0): ...")
@@ -174,3 +182,11 @@ def test_a_file_of_losses_starts_at_the_folder_of_its_yaml(tmp_path: Path) -> No
     file.write_text(text.replace("power", "pover"))
     (problem,) = flowrl.load(file).check()
     assert (problem.code, problem.place.line, problem.fix) == ("FR007", 5, "did you mean 'power'?")
+
+
+def test_a_value_that_is_refused_makes_no_other_look_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for settings in ("kl: k1, kl_coef: -1.0", "loss: gsop, clip_low: 0.0003", "loss: gsop, clip_high: 3.0"):
+        file.write_text(f"extends: {DEFAULT}\nnodes:\n  actor_update: {{{settings}}}\n")
+        (problem,) = flowrl.load(file).check()
+        assert problem.place.path in ("nodes.actor_update.kl_coef", "nodes.actor_update.loss")

@@ -31,7 +31,7 @@ CROSS_FIELD = (
     ("pools.*", "a pool that shares"),  # shares against the size of a pool
     ("data.*", "must be below high"),  # low against high
     ("nodes.actor_update", "dual_clip must be above"),  # dual_clip against clip_high
-    ("nodes.actor_update", "kl has no effect"),  # kl against kl_coef
+    ("nodes.actor_update.kl", "kl has no effect"),  # kl against kl_coef
     ("nodes.*.on_error", "cannot"),  # the policy for failures against the kind of node
 )
 """Rules about two values, as path and words: a schema judges each value alone."""
