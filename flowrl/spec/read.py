@@ -126,7 +126,7 @@ def _read(loaded: Loaded, shown: str, path: Path, sets: Sequence[str]) -> Readin
 
 _PATHS = (
     ("models", "path"), ("models", "tokenizer"), ("models", "chat_template"), ("nodes", "use"),
-    ("nodes", "call"),
+    ("nodes", "call"), ("nodes", "loss"),
 )  # fmt: skip
 """Keys of the entries of a section that may name files."""
 

@@ -131,6 +131,11 @@ class _Repair:
         # What was dropped is reported already, and what depends on it may only look wrong.
         if full in self.above or any(full[:length] in self.broken for length in range(len(full) + 1)):
             return
+        cause = errors[0].get("ctx", {}).get("error")
+        if isinstance(cause, SettingError):
+            section = full[:-1] if path and path[-1] in cause.keys else full
+            if any((*section, key) in self.broken for key in cause.keys):
+                return
         at_key = errors[0]["type"] in _AT_KEY or errors[0]["loc"][-1:] == ("[key]",) or not path
         missing = errors[0]["type"] in _MISSING
         where = (*full[:-1], *filter(None, [self.instead(path)])) if missing else full

@@ -10,18 +10,12 @@ of the loss. Shares and their gradients are added, never averaged, so neither mi
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-KlKind = Literal["k1", "k2", "k3", "abs"]
-
-MAX_LOG_RATIO = 20.0
-"""Log ratios are clamped to plus and minus this before any exponential: exp(20) and its gradient are finite."""
-MAX_K3 = 10.0
-"""Largest value of the k3 estimate of one token."""
+from flowrl.nodes._backend.terms import MAX_K3, MAX_LOG_RATIO, Aggregation, KlKind
 
 
 def within(mask: Tensor, column: Tensor) -> Tensor:
@@ -29,37 +23,18 @@ def within(mask: Tensor, column: Tensor) -> Tensor:
     return torch.where(mask, column, 0.0)
 
 
-def policy_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float = 3.0,
-    importance_weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Loss (T,) of the clipped surrogate, and (T,) bool where a clip decided it.
-
-    With r the probability ratio to the anchor: -min(rA, clip(r, 1 - low, 1 + high) A), and for A < 0 at most
-    -dual_clip * A. PPO, arXiv:1707.06347; dual clip, arXiv:1912.09729. Importance weights multiply after clipping.
-    """
-    assert dual_clip > 1.0 + clip_high, "the dual clip lies above the clip of the ratio"
-    ratio = torch.exp((log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    unclipped = -ratio * advantages
-    loss = torch.maximum(unclipped, -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
-    loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-    clipped = loss.detach() != unclipped.detach()
-    return loss if importance_weights is None else loss * importance_weights, clipped
-
-
 def kl(log_probs: Tensor, ref_log_probs: Tensor, kind: KlKind) -> tuple[Tensor, Tensor]:
     """Estimate (T,) of the divergence from the reference, and (T,) bool where it was clamped (gradient 0 there).
 
     With d = log_probs - ref_log_probs: `k1` d, `k2` d²/2, `abs` |d|, never clamped; `k3` min(exp(-d) + d - 1, 10) on d
-    clamped to ±20. Source: Schulman, "Approximating KL Divergence", 2020.
+    clamped to ±20. Source: Schulman, "Approximating KL Divergence", 2020. `k1+` and `k3+` have the values of `k1` and
+    `k3`, and everywhere the gradient of `k2`, whose mean over samples is that of the divergence; theirs is not.
     """
     difference = log_probs - ref_log_probs
+    if kind == "k1+" or kind == "k3+":
+        value, clamped = kl(log_probs.detach(), ref_log_probs, "k1" if kind == "k1+" else "k3")
+        k2 = difference.square() / 2
+        return value + (k2 - k2.detach()), clamped
     if kind == "k3":
         bounded = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         estimate = torch.expm1(-bounded) + bounded  # expm1: exp(-d) - 1 cancels for the small d of a young policy
@@ -72,6 +47,16 @@ def kl(log_probs: Tensor, ref_log_probs: Tensor, kind: KlKind) -> tuple[Tensor, 
     if kind == "abs":
         return difference.abs(), unclamped
     assert_never(kind)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Loss (T,) of a critic: max((V - R)², (clip(V, old - clip, old + clip) - R)²) / 2.
+
+    A value that has moved from the old one by more than `clip` has no gradient, unless it is the worse for it. The clip
+    of the value function is that of the code of PPO (arXiv:1707.06347), not of the paper.
+    """
+    near = values.clamp(old_values - clip, old_values + clip)
+    return torch.maximum((values - returns).square(), (near - returns).square()) / 2
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from flowrl.metrics import metric
-from flowrl.nodes._backend.losses import MAX_LOG_RATIO
+from flowrl.nodes._backend.terms import MAX_LOG_RATIO
 from flowrl.rows import Array, Jagged
 
 

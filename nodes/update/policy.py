@@ -1,18 +1,20 @@
-"""The policy update of GRPO and PPO: clipped surrogate, divergence from a reference, entropy."""
+"""The policy update: optimizer steps on a policy loss, a divergence from a reference, and an entropy.
+
+The losses and their papers are in `_backend/policy_losses.py`, what their sum is in `_backend/objective.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from flowrl.batch import PromptToken, Step, Token
 from flowrl.metrics import collect, metric, replay
-from flowrl.model import SettingError
 from flowrl.node import Node
-from flowrl.nodes._backend.updating import Updating
+from flowrl.nodes._backend.objective import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from flowrl.rows import Rows
 
 
-class Policy(Updating):
+class Policy(Objective):
     """Take one optimizer step for each mini-batch of prompts, on the tokens of the loss mask."""
 
     corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
@@ -34,22 +36,6 @@ class Policy(Updating):
     """Passes over the batch."""
     shuffle: bool = False
     """Cut each epoch's mini-batches in another order of the prompts, drawn from the run's seed and their uids."""
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """How far the probability ratio may fall below 1 with a gain."""
-    clip_high: float = Field(0.2, ge=0)
-    """How far the probability ratio may rise above 1 with a gain."""
-    dual_clip: float = Field(3.0, gt=1)
-    """Largest loss of a token with a negative advantage, in multiples of the advantage."""
-    kl_coef: float = Field(0.0, ge=0)
-    """Weight of the divergence from the reference; at 0, `ref_log_probs` is not read."""
-    kl: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """Estimator of that divergence."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy; a positive one raises it."""
-    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        "token-mean"
-    )
-    """How the losses of tokens become one number."""
     max_tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     uncorrected_staleness: int = Field(2, ge=0)
@@ -57,22 +43,13 @@ class Policy(Updating):
     max_skipped: int = Field(5, ge=1)
     """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
-    @model_validator(mode="after")
-    def _dual_clip_lies_above_the_clip(self) -> Self:
-        if self.dual_clip <= (bound := 1 + self.clip_high):
-            fact = f"dual_clip must be above 1 + clip_high = {bound:g}, not {self.dual_clip:g}"
-            raise SettingError(("dual_clip", "clip_high"), fact, f"dual_clip: {bound + 1:g}")
-        return self
-
-    def needs(self) -> dict[str, bool]:
-        return {"ref_log_probs": self.kl_coef > 0, "max_tokens": self.aggregation == "seq-mean-token-sum-norm"}
-
     def max_staleness(self) -> float:
         return self.uncorrected_staleness
 
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         num_steps = self.epochs * -(-num_prompts // self.minibatch)
-        if "old_log_probs" in reads or (num_steps == 1 and not max_staleness):
+        unused = "old_log_probs" not in self._loss.parameters
+        if unused or "old_log_probs" in reads or (num_steps == 1 and not max_staleness):
             return ""
         steps = f"{num_steps} optimizer steps in one cycle"
         samples = f"samples up to {max_staleness} version{'s' * (max_staleness != 1)} old"
@@ -137,7 +114,7 @@ class Policy(Updating):
         if len(batch) == 0:
             metric("actor/empty_minibatches", lead, reduce="sum")
             return
-        divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
+        divisor = denominator(batch.tensor("loss_mask"), batch.row, self._aggregation, max_tokens)
         plan = batch.plan(self._trainer.module, self._context, self.max_tokens_per_microbatch)
 
         def share(model: Any, micro: MicroBatch) -> Tensor:
@@ -155,7 +132,7 @@ class Policy(Updating):
     def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
         from flowrl.nodes._backend.logprob import token_log_probs
-        from flowrl.nodes._backend.losses import aggregate, kl, policy_loss, within
+        from flowrl.nodes._backend.losses import within
         from flowrl.nodes._backend.mismatch import report_mismatch
 
         wanted: Entropy = "gradient" if self.entropy_coef else "value"
@@ -163,35 +140,16 @@ class Policy(Updating):
         assert entropy is not None
         device = log_probs.device
         mask = part.tensor("loss_mask", device) & (not excluded)
-        row = part.row.to(device)
-
-        def column(name: str) -> Tensor:
-            return within(mask, part.tensor(name, device))
-
-        def total(values: Tensor) -> Tensor:
-            return aggregate(values, row, mask, self.aggregation, divisor)
-
         log_probs, entropy = within(mask, log_probs), within(mask, entropy)
-        anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
-        policy, clipped = policy_loss(
-            log_probs, anchor, column("advantages"),
-            clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
-            importance_weights=column("importance_weights") if "importance_weights" in part.columns else None,
-        )  # fmt: skip
-        loss = pg_loss = total(policy)
-        num_tokens = float(mask.sum())
-        if self.kl_coef > 0:
-            divergence, clamped = kl(log_probs, column("ref_log_probs"), self.kl)
-            kl_loss = total(divergence)
-            loss = loss + self.kl_coef * kl_loss
-            metric("actor/kl_loss", kl_loss.item(), 0.0)
-            metric("actor/kl_clamped", float((clamped & mask).sum()), reduce="sum")
-        if self.entropy_coef:
-            loss = loss - self.entropy_coef * total(entropy)
-        metric("actor/loss", loss.item(), 0.0)
-        metric("actor/pg_loss", pg_loss.item(), 0.0)
-        metric("actor/entropy", entropy.detach().sum().item(), num_tokens)
-        metric("actor/clip_fraction", float((clipped & mask).sum()), num_tokens)
-        if "rollout_log_probs" in part.columns:
-            report_mismatch(anchor - column("rollout_log_probs"), num_tokens)
+        columns = {
+            "log_probs": log_probs,
+            "old_log_probs": log_probs.detach(),
+            "mask": mask,
+            "row": part.row.to(device),
+        }
+        read = part.columns.keys() - {"loss_mask"}
+        columns |= {name: within(mask, part.tensor(name, device)) for name in read}
+        loss = self._objective(columns, entropy, divisor)
+        if "rollout_log_probs" in read:
+            report_mismatch(columns["old_log_probs"] - columns["rollout_log_probs"], float(mask.sum()))
         return loss

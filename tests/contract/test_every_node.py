@@ -35,6 +35,8 @@ OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("update.policy", {"kl_coef": 0.1, "entropy_coef": 0.1, "aggregation": "seq-mean-token-sum-norm"}),
     ("update.policy", {"minibatch": 2, "epochs": 2, "shuffle": True}),
     ("update.policy", {"minibatch": 3}),
+    ("update.policy", {"minibatch": 2, "epochs": 2, "loss": "geo_mean", "kl_coef": 0.1, "kl": "k3+"}),
+    ("update.policy", {"minibatch": 2, "epochs": 2, "loss": "gpg"}),
 ]
 
 

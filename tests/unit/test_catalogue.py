@@ -59,8 +59,8 @@ def test_a_page_has_all_that_a_line_of_yaml_needs() -> None:
     assert code == 0
     words = [line.split() for line in output.splitlines()]
     assert ["minibatch", "int", ">=", "1", "required", "Prompts", "of", "one", "optimizer", "step."] in words
-    assert ["kl", "k1", "|", "k2", "|", "k3", "|", "abs", "k3", "Estimator", "of", "that", "divergence."] in words
-    assert any(line[:5] == ["clip_low", "float", ">=", "0,", "<"] for line in words)
+    assert any(line[:8] == ["kl", "k1", "|", "k2", "|", "k3", "|", "abs"] and "Estimator" in line for line in words)
+    assert any(line[:4] == ["kl_coef", "float", ">=", "0"] for line in words)
     assert ["prompt_ids", "PromptToken[int]"] in words
     assert "old_log_probs       Token[float]      optional: read if some node writes it" in output
     assert "ref_log_probs       Token[float]      optional: kl_coef decides; not read with the defaults" in output

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from flowrl.nodes._backend.inputs import padded_inputs
 from flowrl.nodes._backend.logprob import shared_prompts, token_log_probs
-from flowrl.nodes._backend.losses import policy_loss
+from flowrl.nodes._backend.policy_losses import clip
 from flowrl.rows import Jagged
 
 VOCABULARY, MAX_POSITIONS = 23, 24
@@ -178,5 +178,5 @@ def test_the_ratio_before_any_update_is_1_at_the_sampling_temperature() -> None:
     sampled = torch.full((2,), -0.035976)
     log_probs, _ = token_log_probs(FixedLogits(), prompts, responses, temperature=0.5)
     torch.testing.assert_close(log_probs, sampled, rtol=0, atol=1e-6)
-    loss, _ = policy_loss(log_probs, sampled, torch.ones(2))
+    loss, _ = clip(log_probs, sampled, torch.ones(2))
     torch.testing.assert_close(loss, -torch.ones(2), rtol=0, atol=1e-6)

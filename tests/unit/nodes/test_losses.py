@@ -9,16 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.nodes._backend.losses import (
-    Aggregation,
-    KlKind,
-    aggregate,
-    denominator,
-    entropy,
-    kl,
-    policy_loss,
-    within,
-)
+from flowrl.nodes._backend.loss_choice import LOSSES
+from flowrl.nodes._backend.losses import aggregate, denominator, entropy, kl, value_loss, within
+from flowrl.nodes._backend.policy_losses import clip
+from flowrl.nodes._backend.terms import Aggregation, KlKind
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "core_algorithms.json").read_text())
 MODES: tuple[Aggregation, ...] = (
@@ -49,53 +43,6 @@ def close(actual: Tensor | float, expected: Any, tolerance: float = 1e-6) -> Non
     )
 
 
-def loss_of_ratio(ratio: float, advantage: float, **settings: Any) -> tuple[float, float, bool]:
-    """Loss, its gradient by the log-probability, and whether a clip decided it, for one token."""
-    log_probs = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss, clipped = policy_loss(log_probs, torch.zeros(1), torch.tensor([advantage]), **settings)
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
-    return loss.item(), gradient.item(), bool(clipped.item())
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient", "clipped"),
-    [
-        (1.0, 2.0, -2.0, -2.0, False),  # -min(1·2, 1·2); gradient -rA
-        (1.1, 2.0, -2.2, -2.2, False),  # inside 0.8 to 1.2
-        (1.5, 2.0, -2.4, 0.0, True),  # -min(1.5·2, 1.2·2) = -2.4
-        (0.5, 2.0, -1.0, -1.0, False),  # -min(0.5·2, 0.8·2) = -1: a ratio that must rise is not clipped
-        (0.5, -2.0, 1.6, 0.0, True),  # -min(0.5·-2, 0.8·-2) = 1.6
-        (1.5, -2.0, 3.0, 3.0, False),  # -min(1.5·-2, 1.2·-2) = 3, below 3·2
-        (4.0, -2.0, 6.0, 0.0, True),  # -min(4·-2, 1.2·-2) = 8, dual clip: at most 3·2 = 6
-        (4.0, 0.0, 0.0, 0.0, False),  # no signal
-    ],
-)
-def test_policy_loss_by_hand(ratio: float, advantage: float, loss: float, gradient: float, clipped: bool) -> None:
-    actual = loss_of_ratio(ratio, advantage)
-    assert actual == (pytest.approx(loss, abs=1e-6), pytest.approx(gradient, abs=1e-6), clipped)
-
-
-def test_policy_loss_settings_reach_the_loss() -> None:
-    assert loss_of_ratio(1.5, 2.0, clip_high=0.4)[0] == pytest.approx(-2.8)  # -1.4·2
-    assert loss_of_ratio(0.5, -2.0, clip_low=0.4)[0] == pytest.approx(1.2)  # 0.6·2
-    assert loss_of_ratio(9.0, -2.0, dual_clip=5.0)[0] == pytest.approx(10.0)  # 5·2
-
-
-def test_importance_weights_multiply_after_clipping() -> None:
-    # The clipped loss is -1.2·2 = -2.4, halved -1.2; halving the ratio first would give -0.75·2 = -1.5.
-    weights = torch.tensor([0.5])
-    assert loss_of_ratio(1.5, 2.0, importance_weights=weights)[0] == pytest.approx(-1.2)
-
-
-@pytest.mark.parametrize("log_ratio", [-200.0, 200.0])
-@pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_loss_and_gradient_are_finite_at_extreme_log_ratios(log_ratio: float, advantage: float) -> None:
-    log_probs = torch.tensor([log_ratio], requires_grad=True)
-    loss, _ = policy_loss(log_probs, torch.zeros(1), torch.tensor([advantage]))
-    (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
-    assert loss.isfinite().all() and gradient.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("kind", "log_prob", "value", "gradient"),
     [
@@ -106,6 +53,8 @@ def test_loss_and_gradient_are_finite_at_extreme_log_ratios(log_ratio: float, ad
         ("abs", -1.0, 1.0, -1.0),
         ("k1", -100.0, -100.0, 1.0),  # only k3 is clamped
         ("k2", -100.0, 5000.0, -100.0),
+        ("k1+", -1.0, -1.0, -1.0),  # the value of k1, the gradient of k2
+        ("k3+", -1.0, math.e - 2, -1.0),
     ],
 )
 def test_kl_by_hand(kind: KlKind, log_prob: float, value: float, gradient: float) -> None:
@@ -123,6 +72,14 @@ def test_clamped_k3_is_10_without_gradient_and_counted(log_prob: float) -> None:
     estimate, clamped = kl(log_probs, torch.zeros(1), "k3")
     (gradient,) = torch.autograd.grad(estimate.sum(), log_probs)
     assert estimate.item() == 10.0 and gradient.item() == 0.0 and clamped.item()
+
+
+@pytest.mark.parametrize("log_prob", [-200.0, 200.0])
+def test_straight_through_k3_is_capped_in_value_and_pulls_back_from_any_distance(log_prob: float) -> None:
+    log_probs = torch.tensor([log_prob], requires_grad=True)
+    estimate, clamped = kl(log_probs, torch.zeros(1), "k3+")
+    (gradient,) = torch.autograd.grad(estimate.sum(), log_probs)
+    assert estimate.item() == 10.0 and gradient.item() == log_prob and clamped.item()
 
 
 def test_k3_of_a_tiny_difference_does_not_cancel() -> None:
@@ -202,7 +159,7 @@ def test_tool_tokens_have_no_gradient_whatever_they_hold(mode: Aggregation) -> N
     old = torch.tensor([-1.1, -1.9, math.nan, math.inf, -3.0])
     mine, anchor = within(mask, log_probs), within(mask, old)
     total = denominator(mask, row, mode, max_tokens=8)
-    loss = aggregate(policy_loss(mine, anchor, torch.ones(5))[0], row, mask, mode, total)
+    loss = aggregate(clip(mine, anchor, torch.ones(5))[0], row, mask, mode, total)
     loss = loss + aggregate(kl(mine, anchor, "k3")[0], row, mask, mode, total)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     assert loss.isfinite() and gradient.isfinite().all()
@@ -220,23 +177,52 @@ def test_kl_agrees_with_the_oracle(kind: KlKind) -> None:
     assert not clamped.any()
 
 
-@pytest.mark.parametrize("mode", MODES[:3])
-def test_policy_loss_agrees_with_the_oracle(mode: Aggregation) -> None:
-    settings = ORACLE["policy_loss"]["settings"]
+ORACLE_LOSSES = [name.split(" ") for name in ORACLE["policy_loss"] if name != "settings"]
+
+
+@pytest.mark.parametrize(("name", "mode"), ORACLE_LOSSES)
+def test_policy_losses_agree_with_the_oracle(name: str, mode: Aggregation) -> None:
+    given = ORACLE["policy_loss"]["settings"]
+    given |= dict(zip(("tau_positive", "tau_negative"), given["sapo_tau"], strict=True))
+    loss = LOSSES["clip" if name == "vanilla" else name]
+    settings = {key: given[key] for key in loss.settings}
+    # The oracle aggregates these two in one way whatever it is told; `update.policy` refuses what geo_mean cannot take.
+    mode = loss.aggregation if name in ("sapo", "geo_mean") else mode
     row, mask = oracle_rows(), oracle("response_mask")
+    columns = {key: oracle(key) for key in ("old_log_probs", "advantages")}
     log_probs = oracle("new_log_probs").requires_grad_()
-    token_loss, _ = policy_loss(
-        log_probs,
-        oracle("old_log_probs"),
-        oracle("advantages"),
-        clip_low=settings["clip_low"],
-        clip_high=settings["clip_high"],
-        dual_clip=settings["dual_clip"],
-    )
+    token_loss, _ = loss({**columns, "log_probs": log_probs, "mask": mask, "row": row}, settings)
+    total = aggregate(token_loss, row, mask, mode, denominator(mask, row, mode, max_tokens=12))
+    expected = ORACLE["policy_loss"][f"{name} {mode}"]
+    close(total.detach(), expected["loss"], 1e-5)
+    close(torch.autograd.grad(total, log_probs)[0], flat(expected["grad_new"]), 1e-5)
+
+
+@pytest.mark.parametrize("mode", ORACLE["value_loss"])
+def test_value_loss_agrees_with_the_oracle(mode: Aggregation) -> None:
+    expected = ORACLE["value_loss"][mode]
+    row, mask = oracle_rows(), oracle("response_mask")
+    values = flat(expected["vpreds"]).requires_grad_()
+    token_loss = value_loss(values, oracle("values"), flat(expected["returns"]), expected["clip"])
     loss = aggregate(token_loss, row, mask, mode, denominator(mask, row, mode, max_tokens=12))
-    expected = ORACLE["policy_loss"][f"vanilla {mode}"]
     close(loss.detach(), expected["loss"], 1e-5)
-    close(torch.autograd.grad(loss, log_probs)[0], flat(expected["grad_new"]), 1e-5)
+    close(torch.autograd.grad(loss, values)[0], flat(expected["grad"]), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "loss", "gradient"),
+    [
+        (0.1, 0.405, -0.9),  # within the clip of the old value 0: (0.1 - 1)²/2
+        (0.5, 0.32, 0.0),  # towards the return 1, beyond 0.2: (0.2 - 1)²/2, and no further
+        (-0.5, 1.125, -1.5),  # away from it: (-0.5 - 1)²/2, and back
+        (3.0, 2.0, 2.0),  # past it: the worse of (3 - 1)² and (0.2 - 1)²
+    ],
+)
+def test_value_loss_by_hand(value: float, loss: float, gradient: float) -> None:
+    values = torch.tensor([value], requires_grad=True)
+    found = value_loss(values, torch.zeros(1), torch.ones(1), clip=0.2)
+    close(found.detach(), [loss])
+    close(torch.autograd.grad(found.sum(), values)[0], [gradient])
 
 
 @pytest.mark.parametrize("mode", MODES)

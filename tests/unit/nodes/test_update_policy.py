@@ -15,6 +15,7 @@ from flowrl.metrics import collect
 from flowrl.model import ModelSpec, OptimizerSpec
 from flowrl.node import Context
 from flowrl.nodes._backend.logprob import token_log_probs
+from flowrl.nodes._backend.loss_choice import LOSSES
 from flowrl.nodes._backend.minibatch import mini_batches
 from flowrl.nodes._backend.trainer import Trainer, trainer_of
 from flowrl.nodes.update.policy import Policy
@@ -61,6 +62,30 @@ def test_micro_batches_change_neither_gradient_nor_metrics(aggregation: str, con
         )
         assert torch.allclose(moved, whole, atol=1e-6 * max(1.0, whole.abs().max().item()))
         assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_is_cut_weighted_and_masked_alike(loss: str, context: Context) -> None:
+    """In micro-batches, with weights of 2, and under a narrower mask outside of which columns may hold anything."""
+    batch, narrow = trajectories(), masked(trajectories())
+    given = {"corrected_mask": narrow, "importance_weights": batch.columns["advantages"] * 0 + 2.0}  # type: ignore[operator]
+    whole, metrics = updated(context, batch, changes=given, loss=loss)
+    near = 3e-7 + 2e-6 * whole.norm().item()  # the roundoff of a parameter, and of the gradient
+    assert whole.norm() > 100 * near
+    assert ("actor/clip_fraction" in metrics) == (loss not in ("gpg", "reinforce", "sapo"))
+    moved, others = updated(context, batch, changes=given, loss=loss, max_tokens_per_microbatch=1)
+    assert torch.allclose(moved, whole, rtol=0, atol=near)
+    assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    both = {"loss_mask": batch.columns["loss_mask"] & narrow}  # type: ignore[operator]
+    plain, alone = updated(context, batch, changes=both, loss=loss)
+    assert torch.allclose(whole, 2 * plain, rtol=0, atol=near)
+    assert metrics["actor/pg_loss"] == pytest.approx(2 * alone["actor/pg_loss"], rel=1e-5)
+    spoiled = {}
+    for name in ("advantages", "old_log_probs"):
+        column = batch.columns[name]
+        values = np.where(both["loss_mask"].values, column.values, -np.inf).astype(np.float32)
+        spoiled[name] = Token[float](batch.rows, values, column.offsets)  # type: ignore[attr-defined]
+    assert torch.equal(updated(context, batch, changes=both | spoiled, loss=loss)[0], plain)
 
 
 @pytest.mark.parametrize("sgd", [True, False], ids=["sgd", "adamw"])
@@ -272,11 +297,6 @@ def test_settings_say_what_is_read() -> None:
     assert Policy(minibatch=1).needs() == {"ref_log_probs": False, "max_tokens": False}
     node = Policy(minibatch=1, kl_coef=0.1, aggregation="seq-mean-token-sum-norm")
     assert node.needs() == {"ref_log_probs": True, "max_tokens": True}
-
-
-def test_the_dual_clip_must_lie_above_the_clip() -> None:
-    with pytest.raises(ValueError, match=r"above 1 \+ clip_high = 1\.5, not 1\.4"):
-        Policy(minibatch=1, clip_high=0.5, dual_clip=1.4)
 
 
 def test_mini_batches_are_cut_by_identity_in_any_order_of_arrival() -> None:

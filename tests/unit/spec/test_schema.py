@@ -31,6 +31,7 @@ CROSS_FIELD = (
     ("pools.*", "a pool that shares"),  # shares against the size of a pool
     ("data.*", "must be below high"),  # low against high
     ("nodes.actor_update", "dual_clip must be above"),  # dual_clip against clip_high
+    ("nodes.actor_update.kl", "kl has no effect"),  # kl against kl_coef
     ("nodes.*.on_error", "cannot"),  # the policy for failures against the kind of node
 )
 """Rules about two values, as path and words: a schema judges each value alone."""
@@ -88,6 +89,7 @@ def overlay(node: str) -> Any:
     "node",
     [
         "{use: reward.exact_match, strip: false, every: 2}",
+        "{use: update.policy, loss: './mine.py:loss', loss_options: {anything: 3}}",
         "{use: reward.exact_match, strip: $strip, ignore_case: null}",
         "{use: reward.exact_match, reads: {answer: solution}, writes: {reward: raw}}",
         "{use: rollout.generate, script: {texts: [a, null]}}",
@@ -114,6 +116,7 @@ def test_what_may_be_right_passes(node: str) -> None:
         "{use: reward.exact_mach}",
         "{use: update.policy, minibatch: 0}",
         "{use: update.policy, kl: k4}",
+        "{use: update.policy, loss: clap}",
         "{use: rollout.generate, script: {text: [a]}}",
         "{use: reward.weighted_sum, coefficients: [1, null]}",
         "{every: 0}",
