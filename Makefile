@@ -50,6 +50,7 @@ bench: engines
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/rollout_overhead.py
 	$(BIN)/python benchmarks/schedules.py
+	$(BIN)/python benchmarks/advantage_scale.py
 
 clean:
 	rm -rf .venv .bench runs

@@ -219,6 +219,10 @@ class Node(Settings):
         """Of a node that generates: neighbouring workers of its pool that share one copy of the model."""
         return 1
 
+    def sessions_of(self, group: int) -> int:
+        """Of a node that generates: the sessions that it makes of each prompt, where `batch.group` says so many."""
+        return group
+
     def sleep(self) -> None:
         """Leave the device's memory to others until `wake`.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowrl.scaffold import Kind
     from flowrl.testing.contract import Verdict
 
-WIDTH = 100
+WIDTH, NAME_WIDTH = 100, 28
 
 
 def show_nodes(name: str | None, style: str) -> int:
@@ -79,15 +79,18 @@ def _table(rows: Iterable[Sequence[str]], *columns: str, widths: Sequence[int] =
 
 
 def _print_catalogue(entries: Sequence[Entry]) -> None:
-    """What each node does, reads and writes, family by family."""
+    """What each node does, reads and writes, family by family; a long name stands above its line."""
     rows: list[tuple[str, ...]] = []
     for family, members in groupby(entries, key=lambda entry: entry.use.rpartition(".")[0]):
         rows += [("", "", "", "")] * bool(rows) + [(family, "", "", "")]
         for entry in members:
-            read = " ".join(read.name + "?" * read.optional for read in entry.reads)
-            rows.append((f"  {entry.use}", entry.summary, read, " ".join(entry.writes)))
-    name = max((len(row[0]) for row in rows), default=0)
-    _print(_table(rows, "node", "what it does", "reads", "writes", widths=(name, 88 - name - 19 - 18, 19, 18)))
+            read, name = " ".join(read.name + "?" * read.optional for read in entry.reads), f"  {entry.use}"
+            rows += [(name,)] * (is_long := len(name) > NAME_WIDTH)
+            rows.append(("" if is_long else name, entry.summary, read, " ".join(entry.writes)))
+    columns: tuple[str, ...] = ("node", "what it does", "reads", "writes")
+    for is_name, part in groupby(rows, key=lambda row: len(row) == 1):
+        _print(_table(part, *columns, widths=() if is_name else (NAME_WIDTH, 88 - NAME_WIDTH - 19 - 18, 19, 18)))
+        columns = ()
     print("\n`?` is optional. `flowrl nodes NAME` explains one: its parameters, its types, a line to paste.")
 
 

@@ -48,6 +48,8 @@ class BoundNode:
     """Optional ports that its settings do not read."""
     workers_per_copy: int = 1
     """Of one that generates: neighbouring workers of its pool that share a copy of the model."""
+    sessions: int = 0
+    """Of one that generates: the sessions that it makes of each prompt."""
 
     @property
     def pool(self) -> str:
@@ -133,6 +135,8 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
             )
             needs = _needs(node) if node is not None else {}
             workers_per_copy = node.workers_per_copy() if node is not None else 1
+            group = document.batch.group
+            sessions = group if node is None else node.sessions_of(group)
         except Exception as error:  # what a user's class raises when it is made is a mistake like any other
             problems.append(raised(name, found.cls, error, reading))
             continue
@@ -141,7 +145,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         # What a wrong setting would have asked for is not known.
         demands = frozenset() if wrong else frozenset(port for port, wanted in needs.items() if wanted)
         off = frozenset(port for port, wanted in needs.items() if not wanted)
-        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off, workers_per_copy)
+        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off, workers_per_copy, sessions)
         nodes[name], wrong = _connect(bare, reading, broken)
         problems += wrong
     return Bound(nodes, tuple(problems), _unresolved(nodes, reading, broken), frozenset(broken))

@@ -10,6 +10,7 @@ from flowrl.errors import Problem
 from flowrl.evaluation import Asked
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import DATA, Field, Graph
+from flowrl.graph.origins import origins_of
 from flowrl.graph.pools import Pool, physical_name
 from flowrl.graph.validation import Types, evaluation_of
 from flowrl.spec.document import Document
@@ -51,6 +52,19 @@ class Plan:
     def slack(self) -> int:
         """Versions by which the weights of a rollout may lag: the slack of the carried edges."""
         return self.document.max_staleness
+
+    @cached_property
+    def sessions(self) -> Mapping[str, int]:
+        """By node the sessions of each prompt among the rows that it works on; where rollouts meet, those of all."""
+        origins, nodes = origins_of(self.graph), self.graph.nodes
+        return {
+            name: min((nodes[rollout].sessions for rollout in origins.get(name, ())), default=self.document.batch.group)
+            for name in (DATA, *nodes)
+        }
+
+    def shape(self, field: Field) -> str:
+        """The shape of a field in a step."""
+        return field.type.shape(self.document.batch.prompts, self.sessions[field.writer])
 
     @property
     def updates_per_sync(self) -> int:

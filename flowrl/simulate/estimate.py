@@ -95,12 +95,12 @@ def _group_seconds(plan: Plan, sizes: Sizes, device: Device) -> Iterator[tuple[s
         if isinstance(known, int) and known:
             yield node.name, known / batch.prompts / device.flops
         else:
-            yield node.name, batch.group * (ROW_SECONDS if node.weights is None else MODEL_ROW_SECONDS)
+            yield node.name, plan.sessions[node.name] * (ROW_SECONDS if node.weights is None else MODEL_ROW_SECONDS)
 
 
 def _decoding(plan: Plan, node: BoundNode, sizes: Sizes, device: Device) -> Decoding:
     """A step reads the weights once, and for each sequence its cache; on so many devices as one copy is split over."""
-    lengths, group = sizes.lengths.of(node.name), plan.document.batch.group
+    lengths, group = sizes.lengths.of(node.name), node.sessions
     step = sequence = prefix = 0.0
     model = sizes.models.get(node.model or "")
     if isinstance(model, Architecture) and getattr(node.node, ENGINE, None) != "fake":

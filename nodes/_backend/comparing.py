@@ -17,7 +17,7 @@ import numpy as np
 from flowrl.batch import Sample, Token
 from flowrl.metrics import metric
 from flowrl.nodes._backend.sessions import extremes, sessions
-from flowrl.rows import Array, Rows
+from flowrl.rows import Array, Rows, offsets_of
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class Scores:
     def divided_by_std(self, values: Array, epsilon: float) -> Array:
         """Values of sessions (S,) over the standard deviation of their group; what is 0 stays so."""
         return np.divide(values, self.groups.std[self.group] + epsilon, out=np.zeros_like(values), where=self.signal)
+
+    def num_tokens(self, mask: Token[bool]) -> Array:
+        """Tokens of the mask that each session has in all its trajectories (S,)."""
+        so_far, scored = offsets_of(mask.values)[mask.offsets], self.session >= 0
+        return np.bincount(self.session[scored], np.diff(so_far)[scored], len(self.score))
 
     def per_row(self, values: Array) -> Array:
         """Values of sessions (S,) for their trajectories (N,); 0 where a session was not scored."""

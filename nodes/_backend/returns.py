@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowrl.batch import Token
-from flowrl.rows import Array
+from flowrl.rows import Array, offsets_of
 
 MIN_VARIANCE = 1e-8
 """Added to the variance before its root."""
@@ -21,39 +21,37 @@ MIN_VARIANCE = 1e-8
 
 @dataclass(frozen=True)
 class Steps:
-    """The K trainable tokens of a batch."""
+    """The K trainable tokens of a batch of N rows with T tokens."""
 
-    mask: Array
-    """Which of the T tokens they are (T,)."""
-    row: Array
-    """The row of each token (T,)."""
+    mask: Token[bool]
+    """Which they are."""
+    end: Array
+    """How many there are up to the end of each row (N,)."""
+    num: Array
+    """How many each row has (N,)."""
     left: Array
-    """Trainable tokens of the same row that follow each (K,)."""
+    """How many of the same row follow each (K,)."""
 
     @classmethod
     def of(cls, mask: Token[bool]) -> Steps:
         """From the mask of what is trained."""
-        trainable, row = mask.values.astype(np.bool_), mask.jagged.row
-        ends = np.cumsum(np.bincount(row[trainable], minlength=len(mask.rows)))
-        return cls(trainable, row, ends[row[trainable]] - 1 - np.arange(trainable.sum()))
+        so_far = offsets_of(mask.values)[mask.offsets]
+        end, num = so_far[1:], np.diff(so_far)
+        return cls(mask, end, num, np.repeat(end - 1, num) - np.arange(end[-1] if len(end) else 0))
 
     def rewards(self, of_rows: Array, token_rewards: Token[float] | None = None) -> Array:
         """What each trainable token earned (K,): the reward of its row (N,) if it is the last one, else 0.
 
-        `token_rewards` take the place of these, where given.
+        `token_rewards` take the place of these, where given; a row without a trainable token has nowhere to put any.
         """
-        if token_rewards is not None:
-            return self._moved(token_rewards.values)
-        return np.where(self.left == 0, of_rows[self.row[self.mask]], 0.0)
-
-    def _moved(self, values: Array) -> Array:
-        """Values of tokens (T,) at trainable ones (K,); a row that has none has nowhere to put its own."""
-        per_row = np.bincount(self.row, self.mask)
-        ends = np.cumsum(per_row)
-        place = np.cumsum(self.mask) - 1
-        place = np.maximum(place, (ends - per_row)[self.row]).astype(np.int64)
-        kept = per_row[self.row] > 0
-        return np.bincount(place[kept], values[kept], len(self.left))
+        if token_rewards is None:
+            found = np.zeros(len(self.left))
+            found[self.end[self.num > 0] - 1] = of_rows[self.num > 0]
+            return found
+        lengths = self.mask.lengths
+        place = np.maximum(np.cumsum(self.mask.values) - 1, np.repeat(self.end - self.num, lengths))
+        kept = np.repeat(self.num > 0, lengths)
+        return np.bincount(place[kept], token_rewards.values[kept], len(self.left))
 
     def discounted(self, values: Array, discount: float) -> Array:
         """y of y[t] = values[t] + discount * y[t + 1] along each row (K,).
@@ -70,17 +68,23 @@ class Steps:
         """The value of the next trainable token of the row (K,), 0 after the last."""
         return np.where(self.left > 0, np.append(values[1:], 0.0)[: len(values)], 0.0)
 
-    def per_token(self, values: Array, like: Token[bool]) -> Token[float]:
+    def per_token(self, values: Array) -> Token[float]:
         """Values of trainable tokens (K,) in their places, 0 elsewhere."""
-        spread = np.zeros(len(self.mask))
-        spread[self.mask] = values
-        return Token(like.rows, spread, like.offsets)
+        spread = np.zeros(len(self.mask.values))
+        spread[self.mask.values] = values
+        return Token(self.mask.rows, spread, self.mask.offsets)
 
 
-def whitened(values: Array) -> Array:
-    """Values with mean 0 and sample variance 1; exactly 0 where all are the same, or there is one."""
-    if values.max(initial=-np.inf) <= values.min(initial=np.inf):
+def whitened(values: Array, weights: Array | None = None) -> Array:
+    """Values with mean 0 and sample variance 1; exactly 0 where all are the same, or there is one.
+
+    `weights` are how many tokens have each value, 1 unless given; those of none do not count.
+    """
+    weights = np.ones(len(values)) if weights is None else weights
+    counted = values[weights > 0]
+    if counted.max(initial=-np.inf) <= counted.min(initial=np.inf):
         return np.zeros(len(values))
-    centred: Array = values - values.mean()
-    whitened: Array = centred / np.sqrt(np.square(centred).sum() / (len(values) - 1) + MIN_VARIANCE)
-    return whitened
+    num = weights.sum()
+    centred: Array = values - weights @ values / num
+    found: Array = centred / np.sqrt(weights @ np.square(centred) / (num - 1) + MIN_VARIANCE)
+    return found

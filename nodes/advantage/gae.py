@@ -52,12 +52,12 @@ class Gae(Node):
         scores = Scores.of(reward)
         mask = scores.loss_mask(response_mask)
         steps = Steps.of(mask)
-        value = values.values[steps.mask].astype(np.float64)
+        value = values.values[mask.values].astype(np.float64)
         delta = steps.rewards(scores.per_row(scores.score), token_rewards) + self.gamma * steps.next(value) - value
         advantage = steps.discounted(delta, self.gamma * self.lam)
-        returns = steps.per_token(advantage + value, mask)
+        returns = steps.per_token(advantage + value)
         if self.whiten:
             advantage = whitened(advantage)
         scores.report()
         report_advantages(advantage)
-        return self.Out(steps.per_token(advantage, mask), returns, mask)
+        return self.Out(steps.per_token(advantage), returns, mask)

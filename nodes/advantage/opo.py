@@ -31,9 +31,7 @@ class Opo(Node):
 
     def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:
         scores = Scores.of(reward)
-        scored, num_groups = scores.session >= 0, reward.rows.num_groups
-        written = response_mask.sum("sample").values[scored]
-        length = np.bincount(scores.session[scored], written, len(scores.score))
+        length, num_groups = scores.num_tokens(response_mask), reward.rows.num_groups
         total = np.bincount(scores.group, length, num_groups)
         weighted = np.bincount(scores.group, length * scores.above_mean, num_groups)
         # The weighted mean, from the plain one: where that distance is exactly 0, so is this one.

@@ -41,4 +41,4 @@ class ReinforcePlusPlus(Node):
         advantage = whitened(steps.discounted(steps.rewards(scores.per_row(scores.score), token_rewards), self.gamma))
         scores.report()
         report_advantages(advantage)
-        return self.Out(steps.per_token(advantage, mask), mask)
+        return self.Out(steps.per_token(advantage), mask)

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from flowrl.batch import Sample, Token
 from flowrl.node import Node
-from flowrl.nodes._backend.comparing import Scores, report_advantages
+from flowrl.nodes._backend.comparing import Scores, of_sessions
 from flowrl.nodes._backend.returns import whitened
 
 
@@ -33,10 +31,6 @@ class ReinforcePlusPlusBaseline(Node):
 
     def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:
         scores = Scores.of(reward)
-        mask = scores.loss_mask(response_mask)
-        signal = Sample(reward.rows, scores.per_row(scores.signal)).per_token(mask).values & mask.values
-        advantage = np.array(scores.per_token(scores.above_mean, mask).values)
-        advantage[signal] = whitened(advantage[signal])
-        scores.report()
-        report_advantages(advantage[mask.values])
-        return self.Out(Token(mask.rows, advantage, mask.offsets), mask)
+        advantage, signal = scores.above_mean, scores.signal
+        advantage[signal] = whitened(advantage[signal], scores.num_tokens(response_mask)[signal])
+        return self.Out(*of_sessions(scores, advantage, response_mask))

@@ -29,6 +29,10 @@ class Greedy(Generating):
         greedy_response: Sample[str]
         greedy_finish_reason: Sample[str]
 
+    def sessions_of(self, group: int) -> int:
+        """One."""
+        return 1
+
     def run(self, prompt: Prompt[Json]) -> Iterator[Out]:
         for rows, prompts, done in self.sessions(prompt, Sampling(self.max_tokens, 0.0, self.stop), most=1):
             response_ids = Token[int].of(rows, [each.ids for each in done], "int")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.batch import Sample, Token
+from flowrl.batch import Prompt, Sample, Token
 from flowrl.column import Column
 from flowrl.nodes._backend.returns import Steps
 from flowrl.registry import find, library_names
@@ -32,7 +32,7 @@ def columns(drawn: Drawn, rows: Rows) -> dict[str, Any]:
     halves = Sample[float](rows, [None if reward is None else abs(reward) / 2 for _, reward, _ in drawn])  # type: ignore[misc]
     return {
         "reward": reward,
-        "greedy_reward": None,
+        "baseline": Prompt[float](rows, [{"a": 0.5, "b": 1.0, "c": None}[uid] for uid in rows.uids]),  # type: ignore[misc]
         "rewards": [reward, halves],
         "response_mask": Token[bool].of(rows, mask, "bool"),
         "values": Token[float].of(rows, first, "float"),

@@ -174,11 +174,10 @@ def _sync(sync: SyncSize) -> Mapping[str, Any]:
 
 
 def _fields(plan: Plan, sizes: Sizes) -> dict[str, Any]:
-    batch = plan.document.batch
     return {
         field.name: {
             "type": str(field.type),
-            "shape": field.type.shape(batch.prompts, batch.group),
+            "shape": plan.shape(field),
             "writer": field.writer,
             "readers": list(plan.readers(field)),
             "bytes": sizes.fields[field.name].num_bytes,

@@ -218,11 +218,10 @@ def _outline(width: float, top: float, bottom: float, *, above: bool, below: boo
 
 def _data(plan: Plan) -> dict[str, Any]:
     """What the panel shows, by node and by field."""
-    batch = plan.document.batch
     fields = {
         field.name: {
             "type": str(field.type),
-            "shape": field.type.shape(batch.prompts, batch.group),
+            "shape": plan.shape(field),
             "writer": field.writer,
             "readers": plan.readers(field),
         }

@@ -128,8 +128,7 @@ def _home(plan: Plan, node: BoundNode) -> str:
 
 def _columns(plan: Plan) -> dict[str, str]:
     """Name, type and shape of every field, aligned."""
-    batch = plan.document.batch
-    rows = [(f.name, str(f.type), f.type.shape(batch.prompts, batch.group)) for f in plan.graph.fields.values()]
+    rows = [(f.name, str(f.type), plan.shape(f)) for f in plan.graph.fields.values()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
     return {row[0]: "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows}
 

@@ -207,7 +207,7 @@ def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
         num_parts=per_batch * (plan.updates_per_sync if updates else 1),
         prompts=part,
         last_prompts=whole - (per_batch - 1) * part,
-        group=batch.group,
+        group=plan.sessions[node.name],
         epochs=(setting(node, names.EPOCHS) or 1) if updates else 1,
         ranks=plan.pools[plan.pool_of(node)].workers,
         max_tokens=setting(node, names.MAX_TOKENS_PER_MICROBATCH),
@@ -217,11 +217,11 @@ def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
 
 def generations(plan: Plan) -> dict[str, Generation]:
     """How every rollout spreads its prompts, in plan order."""
-    group, nodes = plan.document.batch.group, plan.graph.nodes
+    nodes = plan.graph.nodes
     return {
         name: Generation(
             name, max(1, plan.pools[plan.pool_of(nodes[name])].workers // nodes[name].workers_per_copy),
-            plan.document.prompts_in_flight, group,
+            plan.document.prompts_in_flight, nodes[name].sessions,
             setting(nodes[name], names.MAX_SEQUENCES),
         )
         for name in plan.graph.order

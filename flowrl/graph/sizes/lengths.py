@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.graph.bind import BoundNode
-from flowrl.graph.build import Field, Graph, upstream
+from flowrl.graph.build import Graph
+from flowrl.graph.origins import fields_of, origins_of
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 
 PROMPT_TOKENS = 256
@@ -98,7 +99,7 @@ def assume(
 
     Where a model that takes the rows has fewer positions than both need, what is not given is cut to fit.
     """
-    origins, given = _origins(graph), (prompt_tokens, response_tokens)
+    origins, given = origins_of(graph), (prompt_tokens, response_tokens)
     takers = _takers(graph, origins)
     rollouts = {
         node.name: _lengths(node, _room(takers[node.name], models), *given)
@@ -135,27 +136,6 @@ def _lengths(
     return Lengths(prompt, response, prompt_reason, response_reason, too_long)
 
 
-def _read(node: BoundNode, graph: Graph) -> tuple[list[Field], list[Field]]:
-    """The fields that a node reads, and those of them that have a value per token."""
-    fields = [graph.fields[name] for name in node.fields_read if name in graph.fields]
-    return fields, [field for field in fields if field.type.axis in ("Token", "PromptToken")]
-
-
-def _origins(graph: Graph) -> dict[str, list[str]]:
-    """By node the rollouts that its rows come from: by way of the fields per token, or of all where it reads none."""
-    after: dict[str, list[str]] = {}
-    for node in graph.nodes.values():
-        if node.weights != "generates":
-            fields, of_tokens = _read(node, graph)
-            for field in of_tokens or fields:
-                after.setdefault(field.writer, []).append(node.name)
-    found: dict[str, list[str]] = {}
-    for rollout in (node.name for node in graph.nodes.values() if node.weights == "generates"):
-        for name in upstream(after, [rollout]):  # the same walk, the other way
-            found.setdefault(name, []).append(rollout)
-    return found
-
-
 def _takers(graph: Graph, origins: Mapping[str, Sequence[str]]) -> dict[str, set[str]]:
     """By rollout the models that take its token ids: its own, and that of each node that reads a field per token.
 
@@ -169,7 +149,7 @@ def _takers(graph: Graph, origins: Mapping[str, Sequence[str]]) -> dict[str, set
         if holds_engine(node):
             found[node.name].add(node.model)
         if holds_engine(node) or node.weights != "generates":
-            for field in _read(node, graph)[1]:
+            for field in fields_of(node, graph)[1]:
                 for rollout in origins.get(field.writer, ("",)):
                     found[rollout].add(node.model)
     return found

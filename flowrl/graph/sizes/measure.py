@@ -129,7 +129,9 @@ def field_sizes(plan: Plan, lengths: StepLengths) -> dict[str, FieldSize]:
     ports = {field: port for node in plan.graph.nodes.values() for port, field in node.writes.items()}
     for name, field in plan.graph.fields.items():
         is_word = ports.get(name, name) in SHORT_TEXTS
-        num_bytes = field_bytes(field.type, batch.prompts, batch.group, lengths.of(field.writer), is_word=is_word)
+        num_bytes = field_bytes(
+            field.type, batch.prompts, plan.sessions[field.writer], lengths.of(field.writer), is_word=is_word
+        )
         readers = [reader for reader in plan.readers(field) if reader not in plan.graph.only_validated]
         at = {reader: level.get(reader, level[field.writer]) for reader in readers}  # a gate is read when it is written
         last = tuple(reader for reader in readers if at[reader] == max(at.values()))
@@ -203,5 +205,5 @@ def _work(
             adapters = plan.document.models[node.model].lora is not None
             found.append(work_of_passes(cut, node.model, model, own, adapters))
         elif holds_engine(node):
-            found.append(work_of_rollout(name, node.model, model, batch.prompts, batch.group, own))
+            found.append(work_of_rollout(name, node.model, model, batch.prompts, node.sessions, own))
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from flowrl.batch import Sample, Token
+from flowrl.batch import Prompt, Sample, Token
 from flowrl.metrics import collect
 from flowrl.node import Node
 from flowrl.nodes._backend.returns import Steps, whitened
@@ -77,7 +77,7 @@ def test_an_independent_implementation_agrees(entry: str) -> None:
 def test_returns_agree_too(gamma: float) -> None:
     mask = Token[bool].of(Rows.of(GIVEN["uid"]), GIVEN["response_mask"], "bool")
     steps = Steps.of(mask)
-    found = steps.per_token(steps.discounted(steps.rewards(np.array(GIVEN["reward"])), gamma), mask)
+    found = steps.per_token(steps.discounted(steps.rewards(np.array(GIVEN["reward"])), gamma))
     expected = np.concatenate(ORACLE["advantage"][f"reinforce_plus_plus gamma={gamma}"]["returns"])
     assert np.allclose(found.values, expected, atol=1e-5)
 
@@ -198,6 +198,25 @@ def test_a_session_without_one_of_its_rewards_is_unscored() -> None:
     out = multi([[1.0, 0.0, 0.0], [None, 1.0, 0.0]], "aaa")
     assert out.loss_mask.values.tolist() == [False, True, True]
     assert np.allclose(out.advantages.values, [0.0, *np.array(advantages("grpo", [1.0, 0.0], "aa"))])
+
+
+def test_a_reward_is_compared_with_the_baseline_of_its_prompt() -> None:
+    rows = Rows.of("abaccb")
+    mask = Token[bool].of(rows, [[True, False], [True], [True], [True], [True], [True]])
+    given = {"reward": Sample[float](rows, [1.0, 0.5, 0.0, 1.0, 2.0, None]), "response_mask": mask}  # type: ignore[list-item]
+    with collect() as report:
+        out = made("remax").run(baseline=Prompt[float](rows, [0.25, 0.5, None]), **given)  # type: ignore[attr-defined]
+    assert out.advantages.values.tolist() == [0.75, 0.0, 0.0, -0.25, 0.0, 0.0, 0.0]
+    assert out.loss_mask.values.tolist() == [True, False, True, True, False, False, False]
+    assert report.metrics["reward/unscored"].value == 3
+    assert report.metrics["reward/baseline"].value == pytest.approx(0.375)
+
+
+def test_a_baseline_is_the_mean_of_what_was_scored() -> None:
+    rows = Rows.of("abac")
+    out = find("reward.baseline", Path()).load()().run(Sample[float](rows, [1.0, 0.5, 0.0, None]))  # type: ignore[attr-defined, list-item]
+    assert out.baseline.values[:2].tolist() == [0.5, 0.5]
+    assert np.isnan(out.baseline.values[2])
 
 
 def distilled(**settings: Any) -> Any:
