@@ -213,5 +213,6 @@ def base_of(name: str, models: Mapping[str, ModelSpec], trained: Collection[str]
     """
     spec = models[name]
     adapted = (other for other in trained if models[other].lora is not None)
-    # The head of a value model trains beside its adapter, so that nothing of what was loaded is left.
-    return None if spec.trainable or spec.head == "value" else next((other for other in adapted if models[other].same_weights(spec)), None)
+    if spec.trainable or spec.head == "value":  # whose head trains beside an adapter
+        return None
+    return next((other for other in adapted if models[other].same_weights(spec)), None)

@@ -34,7 +34,7 @@ def value_fault(path: str, trainable: bool, config: Mapping[str, Any] | None = N
         labels = config.get("id2label")
         num = len(labels) if isinstance(labels, dict) else 2
         fix = "give a reward model, or a causal language model, whose values start at 0"
-        return None if num == 1 else Fault(f"'{path}' is a classifier with {num} labels, and a value is one number", fix)
+        return None if num == 1 else Fault(f"'{path}' is a classifier with {num} labels, and a value is a number", fix)
     if fault := causal_fault(path):
         return fault
     fact = f"'{path}' has no value head, and one that never trains would say 0 of every token"

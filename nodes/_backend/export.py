@@ -40,8 +40,8 @@ def export_model(weights: Mapping[str, Any], spec: ModelSpec, folder: Path, adap
 def save_model(module: Any, spec: ModelSpec, folder: Path) -> None:
     """Write weights, configuration and tokenizer as `from_pretrained` and vLLM read them, in the spec's type.
 
-    Adapters are merged into `module` itself, which has none afterwards: a large model is not in memory twice. One with a
-    value head becomes a classifier with one label, which no engine generates with.
+    Adapters are merged into `module` itself, which has none afterwards: a large model is not in memory twice. A
+    value head becomes that of a classifier with one label.
     """
     fold_in(module)
     if spec.head == "value":

@@ -42,7 +42,8 @@ def token_log_probs(
     it does not run.
     """
     assert temperature > 0, "a training temperature of 0 is refused when the pipeline is checked"
-    log_probs, entropies = scores_of(model, prompts, responses, partial(_score, model, Scoring(temperature, entropy)), 2)
+    score = partial(_score, model, Scoring(temperature, entropy))
+    log_probs, entropies = scores_of(model, prompts, responses, score, 2)
     return log_probs, None if entropy == "none" else entropies
 
 
@@ -95,9 +96,7 @@ def _packed_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: S
     return score(call, wanted)[1]
 
 
-def _shared_found(
-    model: nn.Module, prompts: Jagged, responses: Jagged, score: Score, cache: Any
-) -> tuple[Tensor, ...]:
+def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score, cache: Any) -> tuple[Tensor, ...]:
     """Each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
     once, index = distinct(prompts)
     nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(once) + 1, np.int64))

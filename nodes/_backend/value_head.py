@@ -49,6 +49,7 @@ def load_value_model(spec: ModelSpec) -> Any:
     """A critic of a causal language model, or of a classifier with one label. Raises `ModelError`."""
     from transformers import AutoModelForCausalLM
 
+    causal: Any = AutoModelForCausalLM
     config = config_of(spec, folder_of(spec)).to_dict()
     if fault := value_fault(spec.path, spec.trainable, config):
         raise ModelError(fault.fact, fault.fix)
@@ -56,7 +57,7 @@ def load_value_model(spec: ModelSpec) -> Any:
         return _headed(load_model(spec), spec)
     classifier: Any = load_classifier(spec, "cpu")
     with torch.device("meta"):  # all that is its own is the head, which is replaced
-        model = AutoModelForCausalLM.from_config(classifier.config, trust_remote_code=spec.trust_remote_code)
+        model = causal.from_config(classifier.config, trust_remote_code=spec.trust_remote_code)
     setattr(model, model.base_model_prefix, getattr(classifier, classifier.base_model_prefix))
     _headed(model, spec).get_output_embeddings().weight.data.copy_(getattr(classifier, SCORE).weight)
     return model
@@ -75,15 +76,14 @@ def _headed(model: Any, spec: ModelSpec) -> Any:
 
 
 def save_value_model(module: Any, spec: ModelSpec, folder: Path) -> None:
-    """Write a critic without adapters as a sequence classifier with one label. Raises `ModelError` where there is none."""
+    """Write a critic without adapters as a classifier with one label. Raises `ModelError` where there is none."""
     from transformers import AutoModelForSequenceClassification
 
+    kinds: Any = AutoModelForSequenceClassification
     module.config.num_labels = 1
     try:
         with torch.device("meta"):
-            classifier: Any = AutoModelForSequenceClassification.from_config(
-                module.config, trust_remote_code=spec.trust_remote_code
-            )
+            classifier = kinds.from_config(module.config, trust_remote_code=spec.trust_remote_code)
     except ValueError as error:
         fact = f"models of type '{module.config.model_type}' have no sequence classifier to write a value head as"
         raise ModelError(f"'{spec.path}': {fact}") from error

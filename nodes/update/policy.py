@@ -103,9 +103,8 @@ class Policy(Updating):
         corrected_mask: Token[bool] | None = None,
         policy_version: Token[int] | None = None,
     ) -> None:
-        from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.minibatch import TokenRows
         from flowrl.nodes._backend.mismatch import report_versions
-        from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
@@ -119,13 +118,8 @@ class Policy(Updating):
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
         masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
-        self.begin()
         budget = 0 if max_tokens is None else max_tokens.value
-        for epoch in range(self.epochs):
-            shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
-            for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
-                with utilization(self._context, self._trainer.module, part.prompts, part.responses):
-                    self._update(part, rows, temperature.value, budget)
+        self.train(batch, rows, "actor", lambda part: self._update(part, rows, temperature.value, budget))
 
     def _update(self, batch: TokenRows, rows: Rows, temperature: float, max_tokens: int) -> None:
         """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
