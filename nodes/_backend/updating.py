@@ -51,7 +51,10 @@ class Updating(ModelNode):
         self._context, self._trainer = context, trainer_of(context)
 
     def train(self, batch: TokenRows, rows: Rows, prefix: str, update: Callable[[TokenRows], None]) -> None:
-        """Have each mini-batch of each epoch updated, unless the run is at a step in which the model stays as it is."""
+        """Have each mini-batch of each epoch updated, unless the run is at a step in which the model stays as it is.
+
+        `update` is given the rows with a trainable token: others cost time and add nothing.
+        """
         from flowrl.nodes._backend.minibatch import mini_batches
         from flowrl.nodes._backend.utilization import utilization
 
@@ -64,7 +67,10 @@ class Updating(ModelNode):
             shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
             for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
                 with utilization(self._context, self._trainer.module, part.prompts, part.responses):
-                    update(part)
+                    if len(trained := part.with_any("loss_mask")):
+                        update(trained)
+                    else:
+                        metric(f"{prefix}/empty_minibatches", float(self._context.rank == 0), reduce="sum")
 
     def begin(self) -> None:
         """Have the newest weights to update; those of the cycle's start are kept for the readers of its next batch."""

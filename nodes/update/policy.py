@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metrics import collect, metric, replay
+from flowrl.metrics import metric
 from flowrl.model import SettingError
 from flowrl.node import Node
 from flowrl.nodes._backend.updating import Updating
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
-    from flowrl.partition import MicroBatch
     from flowrl.rows import Rows
 
 
@@ -28,12 +28,6 @@ class Policy(Updating):
 
     corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
 
-    minibatch: int = Field(ge=1)
-    """Prompts of one optimizer step."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the batch."""
-    shuffle: bool = False
-    """Cut each epoch's mini-batches in another order of the prompts, drawn from the run's seed and their uids."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """How far the probability ratio may fall below 1 with a gain."""
     clip_high: float = Field(0.2, ge=0)
@@ -50,12 +44,8 @@ class Policy(Updating):
         "token-mean"
     )
     """How the losses of tokens become one number."""
-    max_tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     uncorrected_staleness: int = Field(2, ge=0)
     """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
-    max_skipped: int = Field(5, ge=1)
-    """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
@@ -122,31 +112,13 @@ class Policy(Updating):
         self.train(batch, rows, "actor", lambda part: self._update(part, rows, temperature.value, budget))
 
     def _update(self, batch: TokenRows, rows: Rows, temperature: float, max_tokens: int) -> None:
-        """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
         from flowrl.nodes._backend.losses import denominator
-        from flowrl.nodes._backend.memory import memory_watched
 
-        batch = batch.with_any("loss_mask")
-        lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them
-        if len(batch) == 0:
-            metric("actor/empty_minibatches", lead, reduce="sum")
-            return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
-        plan = batch.plan(self._trainer.module, self._context, self.max_tokens_per_microbatch)
+        terms = ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]
+        self.step(batch, rows, "actor", terms, partial(self._share, divisor, temperature))
 
-        def share(model: Any, micro: MicroBatch) -> Tensor:
-            begin(batch.positions[micro.rows], micro.num_tokens)
-            return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
-
-        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin, collect() as report:
-            update = self._trainer.step(plan, share)
-        if not update.skipped:  # else its loss may be NaN, and so would be the mean over all steps
-            replay(report)
-            for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
-                metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        self.report_step(update, "actor", self.max_skipped)
-
-    def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
+    def _share(self, divisor: float, temperature: float, model: Any, part: TokenRows, excluded: bool) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
         from flowrl.nodes._backend.logprob import token_log_probs
         from flowrl.nodes._backend.losses import aggregate, kl, policy_loss, within

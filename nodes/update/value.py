@@ -54,10 +54,6 @@ class Value(Updating):
     def _update(self, batch: TokenRows, rows: Rows) -> None:
         from flowrl.nodes._backend.losses import denominator
 
-        batch = batch.with_any("loss_mask")
-        if len(batch) == 0:
-            metric("critic/empty_minibatches", float(self._context.rank == 0), reduce="sum")
-            return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, 0)
         self.step(batch, rows, "critic", TERMS, partial(self._share, divisor))
 
