@@ -50,7 +50,7 @@ def _use_fault(subject: Subject, name: str, model: ModelSpec) -> Fault | None:
         return fault
     roles = {node.weights for node in subject.nodes if node.model == name}
     if model.head == "value":
-        return value_fault(model.path, model.trainable)
+        return value_fault(model.path, model.trainable or "updates" in roles)  # else FR024
     if roles & {"generates", "updates"} and (fault := causal_fault(model.path)):
         return fault
     return tokenizer_fault(model.path) if "generates" in roles and model.tokenizer is None else None

@@ -12,28 +12,28 @@ from flowrl.spec.read import Reading
 
 
 def other_head(subject: Subject) -> Iterator[Problem]:
-    """FR033: a critic says no words, and a language model no values; of one mistake in the model its nodes are told."""
+    """FR033: a critic says no words, and a language model no values."""
     models = subject.document.models
     for name, model in models.items():
         nodes = [node for node in subject.nodes if node.model == name and node.weights is not None]
         wrong = [node for node in nodes if node.cls.head != model.head]
-        if not wrong or subject.reading.is_broken(("models", name)):
+        if not wrong or subject.reading.is_broken(("models", name, "head")):
             continue
-        needs = {"lm": "a language model", "value": "a model with a value head"}
-        is_one, wanted = needs[model.head], wrong[0].cls.head
-        if len(wrong) == len(nodes):
+        wanted = wrong[0].cls.head
+        if len(wrong) == len(nodes):  # one mistake, in the model
             listed = ", ".join(f"nodes.{node.name} ({node.use})" for node in wrong)
             said = "head" in model.model_fields_set
             yield Problem("FR033", subject.place("models", name, *["head"] * said, key=not said),
-                          f"models.{name} is {is_one}, but {listed} work{'s' * (len(wrong) == 1)} with {needs[wanted]}",
-                          f"models.{name}: {{head: {wanted}}}")  # fmt: skip
+                          f"models.{name} has head: {model.head}, but {listed} need{'s' * (len(wrong) == 1)} "
+                          f"head: {wanted}", f"models.{name}: {{head: {wanted}}}")  # fmt: skip
             continue
-        others = [other for other, spec in models.items() if spec.head == wanted]
+        other = next((other for other, spec in models.items() if spec.head == wanted), "")
         for node in wrong:
             yield Problem("FR033", subject.place("nodes", node.name, "model"),
-                          f"nodes.{node.name} ({node.use}) works with {needs[wanted]}, but models.{name} is {is_one}",
-                          f"model: {others[0]}" if others
-                          else f"models: {{critic: {{path: {model.path}, head: {wanted}}}}}")  # fmt: skip
+                          f"nodes.{node.name} ({node.use}) needs a model with head: {wanted}, but models.{name} has "
+                          f"head: {model.head}", f"model: {other}" if other else
+                          f"model: critic, and models: {{critic: {{path: {model.path}, head: {wanted}}}}}"
+                          )  # fmt: skip
 
 
 def rollout_without_sync(subject: Subject) -> Iterator[Problem]:
@@ -90,7 +90,9 @@ def second_of_its_kind(subject: Subject) -> Iterator[Problem]:
     """FR025: a model has one update and one weight sync."""
     for name in subject.document.models:
         for role, shown in (("updates", "update"), ("syncs", "weight sync")):
-            found = subject.of_role(name, role)
+            found = [
+                node for node in subject.of_role(name, role) if node.cls.head == subject.document.models[name].head
+            ]
             for extra in found[1:]:
                 yield Problem("FR025", subject.place("nodes", extra.name, key=True),
                               f"nodes.{extra.name} is a second {shown} of model '{name}' beside nodes.{found[0].name}",
