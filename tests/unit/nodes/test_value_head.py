@@ -1,4 +1,4 @@
-"""A critic: the value of the state before each token, by a linear layer on the hidden states, loaded, adapted, saved."""
+"""A critic: the value of the state before each token, by a linear layer on hidden states; loaded, adapted, saved."""
 
 from collections.abc import Callable
 from pathlib import Path
