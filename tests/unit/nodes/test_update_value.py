@@ -64,7 +64,7 @@ def trained(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch, node: dict
     weights = named_weights(trainer_of(context).module)
     return {
         "values": {row: list(map(float, own)) for row, own in zip(found.rows.names(), found.jagged, strict=True)},
-        "weights": {name: _whole(weight.detach()).numpy().copy() for name, weight in weights.items()},
+        "weights": {name: _whole(weight.detach()).float().numpy().copy() for name, weight in weights.items()},
         "metrics": list(report.metrics.values()),
         "changed": update.changed(),
     }
