@@ -30,6 +30,7 @@ OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("update.policy", {"kl_coef": 0.1, "entropy_coef": 0.1, "aggregation": "seq-mean-token-sum-norm"}),
     ("update.policy", {"minibatch": 2, "epochs": 2, "shuffle": True}),
     ("update.policy", {"minibatch": 3}),
+    ("update.value", {"minibatch": 2, "epochs": 2, "clip": 0.01, "aggregation": "seq-mean-token-mean"}),
 ]
 
 

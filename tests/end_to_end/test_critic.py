@@ -45,6 +45,7 @@ def test_two_models_train_on_the_same_workers_and_one_is_exported(
     assert versions == {1: 0, 2: 0, 3: 1}, "what waits is not synced"
     said = flowrl("export", run.run, "--model", "critic", "-o", "critic")
     assert said.code == 0, said.out + said.err
+    assert "critic, head: value` under models:" in said.out
     again = ("--set", "models.critic.path=./critic", "--set", "models.critic.parallel=ddp", "--steps", "1", "--local")
     elsewhere = [f"nodes.{node}.pool=own" for node in ("values", "critic_update")]
     sets = [part for one in ("pools.own={workers: 1}", *elsewhere) for part in ("--set", one)]
