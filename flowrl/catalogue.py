@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from flowrl.encode import plain
 from flowrl.fields import Port
-from flowrl.model import default_values
+from flowrl.model import Head, default_values
 from flowrl.node import Cardinality, Device, Node, Scope, Weights
 from flowrl.registry import find
 from flowrl.spec.scalars import number, resolve
@@ -65,6 +65,7 @@ class Entry:
     writes: Mapping[str, str]
     scope: Scope
     weights: Weights | None
+    head: Head
     cardinality: Cardinality
     pure: bool
     device: Device
@@ -89,7 +90,7 @@ def entry_of(use: str, folder: Path) -> Entry:
     return Entry(
         use, docstring.partition("\n")[0], docstring, parameters, _reads(cls, schema),
         {name: str(port.type) for name, port in cls.output_ports.items()},
-        cls.scope, cls.weights, cls.cardinality, cls.pure, cls.device,
+        cls.scope, cls.weights, cls.head, cls.cardinality, cls.pure, cls.device,
         inspect.getsourcefile(cls) or "", _snippet(use, cls, schema), schema,
     )  # fmt: skip
 
@@ -223,7 +224,7 @@ def _made(cls: type[Node], parameters: Mapping[str, Any]) -> Node | None:
 def _snippet(use: str, cls: type[Node], schema: Schema) -> str:
     """A line for `nodes:`, with every required parameter and with the engine's keys that this kind of node needs."""
     given: dict[str, Any] = {"use": use}
-    given |= {"model": "policy"} if cls.weights is not None else {}
+    given |= {"model": "critic" if cls.head == "value" else "policy"} if cls.weights is not None else {}
     given |= {"pool": "train"} if cls.device == "accelerator" and cls.weights != "syncs" else {}
     given |= {name: smallest(schema["properties"][name], schema) for name in schema.get("required", ())}
     name = use.rpartition(":")[2].rpartition(".")[2]

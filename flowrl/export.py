@@ -46,7 +46,8 @@ def export_run(run: str, step: int | None, output: Path | None, adapter: bool, m
     except _Refused as error:
         say(f"error: {error}")
         return WRONG
-    print(f"wrote {folder}\nuse it: {ADAPTER_USE if adapter else f'`path: {folder}` under models:, or {OTHERS}'}")
+    keys = f"path: {folder}" + ", head: value" * (update["spec"].get("head") == "value")
+    print(f"wrote {folder}\nuse it: {ADAPTER_USE if adapter else f'`{keys}` under models:, or {OTHERS}'}")
     return FINE
 
 

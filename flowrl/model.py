@@ -120,6 +120,8 @@ class LoraSpec(Settings):
         return self
 
 
+Head = Literal["lm", "value"]
+"""What a model says of a token: how likely each word is that may follow, or what return is to be expected."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 """Names that transformers knows; beside them it takes kernels of the hub, named like models."""
 _KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
@@ -136,6 +138,9 @@ class ModelSpec(Settings):
     """Another model to take the tokenizer of, named like `path`; null is the model's own."""
     chat_template: str | None = Field(None, min_length=1)
     """File with a Jinja template, or its text, in the place of the tokenizer's own; null keeps that."""
+    head: Head = "lm"
+    """What is read off the last hidden states: `lm` log-probabilities of words, `value` the return that a critic
+    expects, by one linear layer, which starts at 0 unless the folder is that of a classifier with one label."""
     trainable: bool = False
     """Whether an update node may change the weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -171,7 +176,7 @@ class ModelSpec(Settings):
 
     def same_weights(self, other: ModelSpec) -> bool:
         """Whether both load the same tensors, and compute with them in the same way."""
-        keys = ("path", "revision", "dtype", "attn_implementation", "trust_remote_code")
+        keys = ("path", "revision", "head", "dtype", "attn_implementation", "trust_remote_code")
         return all(getattr(self, key) == getattr(other, key) for key in keys)
 
     @model_validator(mode="after")
@@ -208,4 +213,6 @@ def base_of(name: str, models: Mapping[str, ModelSpec], trained: Collection[str]
     """
     spec = models[name]
     adapted = (other for other in trained if models[other].lora is not None)
-    return None if spec.trainable else next((other for other in adapted if models[other].same_weights(spec)), None)
+    if spec.trainable or spec.head == "value":  # whose head trains beside an adapter
+        return None
+    return next((other for other in adapted if models[other].same_weights(spec)), None)

@@ -142,7 +142,7 @@ def content_fault(path: str) -> Fault | None:
     if folder is None:
         return None
     try:
-        config = _config(folder)
+        config = config_in(folder)
     except (OSError, ValueError, RecursionError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error) or "it is nested too deep"
         return Fault(f"the config.json of '{path}' cannot be read: {said}", fix)
@@ -161,7 +161,7 @@ def content_fault(path: str) -> Fault | None:
 def causal_fault(path: str) -> Fault | None:
     """Why a folder, whose name is right, holds no causal language model; None where that cannot be told from it."""
     folder = local_folder(path)
-    config = _config(folder) if folder is not None else {}
+    config = config_in(folder) if folder is not None else {}
     kinds = config.get("architectures") or []
     other = isinstance(kinds, list) and kinds and all(_NOT_CAUSAL.search(str(kind)) for kind in kinds)
     if not other and config.get("is_encoder_decoder") is not True and config.get("is_decoder") is not False:
@@ -174,7 +174,7 @@ def words_of(path: str) -> int | None:
     """Size of the vocabulary of a model in a folder; None where its config.json does not say."""
     folder = local_folder(path)
     try:
-        words = _config(folder).get("vocab_size") if folder is not None else None
+        words = config_in(folder).get("vocab_size") if folder is not None else None
     except (OSError, ValueError, RecursionError):
         return None
     return words if isinstance(words, int) and words > 1 else None
@@ -264,8 +264,8 @@ def _shards_fault(path: str, folder: Path, there: set[str]) -> Fault | None:
     return None
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Raises `OSError`, or `ValueError` for what is no mapping in JSON."""
+def config_in(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a folder. Raises `OSError`, or `ValueError` for what is no mapping in JSON."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

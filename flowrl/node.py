@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flowrl.errors import NodeDefinitionError
 from flowrl.fields import Port
-from flowrl.model import ModelSpec, Settings
+from flowrl.model import Head, ModelSpec, Settings
 from flowrl.ports import read_ports, write_ports
 
 ENGINE_KEYS = frozenset({"use", "model", "pool", "reads", "writes", "every", "gate", "tags", "on_error", "timeout"})
@@ -40,6 +40,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "cardinality": get_args(Cardinality),
     "pure": (False, True),
     "device": get_args(Device),
+    "head": get_args(Head),
     "compares_samples": (False, True),
     "takes_shards": (False, True),
 }
@@ -116,6 +117,8 @@ class Node(Settings):
     """May run again after a failure."""
     device: ClassVar[Device] = "cpu"
     """Which pools are allowed."""
+    head: ClassVar[Head] = "lm"
+    """Of a node that works on weights: what its model must say of tokens (`head:` of a model)."""
     compares_samples: ClassVar[bool] = False
     """Compares a sample with the others of its group, so that a group of one carries no signal."""
     takes_shards: ClassVar[bool] = False

@@ -27,7 +27,7 @@ from flowrl.errors import PipelineError, Place, Problem, nearest
 from flowrl.graph.plan import Plan
 from flowrl.graph.sizes.adapters import other_adapters
 from flowrl.graph.sizes.architecture import Architecture
-from flowrl.graph.sizes.model_config import read_architecture
+from flowrl.graph.sizes.model_config import architecture_of
 from flowrl.model import ModelSpec
 from flowrl.run_files import CHECKPOINTS, RunInfo, cut_records, is_running, known_runs, named_run, read_info, runs_of
 from flowrl.schedule.record import Level, Recorder
@@ -220,7 +220,7 @@ def about(plan: Plan) -> dict[str, Any]:
 
 
 def _shape(plan: Plan, model: str | None) -> dict[str, Any] | None:
-    found = read_architecture(plan.document.models[model or ""].path)
+    found = architecture_of(plan.document.models[model or ""])
     return asdict(found) if isinstance(found, Architecture) else None
 
 
@@ -237,7 +237,7 @@ def _unfit(checkpoint: Checkpoint, plan: Plan) -> str:
             return f"models.{now['model']} had {key} {was[key]} and now has {now['shape'].get(key)}"
         spec = plan.document.models[now["model"]]
         before = ModelSpec.model_validate_json(json.dumps(saved[name]["spec"]))
-        if fault := other_adapters(read_architecture(spec.path), before.lora, spec.lora):
+        if fault := other_adapters(architecture_of(spec), before.lora, spec.lora):
             return f"models.{now['model']} {fault}"
     return ""
 

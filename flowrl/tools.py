@@ -99,9 +99,10 @@ def _print_page(entry: Entry) -> None:
     from rich.text import Text
 
     parameters = [(p.name, f"{p.type} {p.limits}", p.default or "required", p.description) for p in entry.parameters]
+    critic = ", a critic: `head: value`" * (entry.head == "value")
     kind = {
         "scope": f"{entry.scope}: it is called with {_SCOPES[entry.scope]}",
-        "weights": f"{entry.weights} those of its `model:`" if entry.weights else "uses no model",
+        "weights": f"{entry.weights} those of its `model:`{critic}" if entry.weights else "uses no model",
         "cardinality": f"{entry.cardinality} rows",
         "pure": "yes: it may run again after a failure" if entry.pure else "no: it is never run twice",
         "device": "accelerator: it needs a `pool:`" if entry.device == "accelerator" else "cpu: it runs on any pool",

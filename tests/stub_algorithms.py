@@ -9,21 +9,8 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from flowrl.batch import Prompt, PromptToken, Sample, Token
+from flowrl.batch import Prompt, Sample, Token
 from flowrl.node import Node
-
-
-class Values(Node):
-    """The critic's estimate of the return at each token, before this step's update."""
-
-    weights = "reads"
-    device = "accelerator"
-
-    class Out(NamedTuple):
-        values: Token[float]
-
-    def run(self, prompt_ids: PromptToken[int], response_ids: Token[int]) -> Out:
-        raise NotImplementedError
 
 
 class Gae(Node):
@@ -49,28 +36,6 @@ class Gae(Node):
         old_log_probs: Token[float] | None = None,
         ref_log_probs: Token[float] | None = None,
     ) -> Out:
-        raise NotImplementedError
-
-
-class ValueUpdate(Node):
-    """One optimizer step of the critic for each mini-batch, on the clipped squared error."""
-
-    scope = "batch"
-    weights = "updates"
-    pure = False
-    device = "accelerator"
-
-    minibatch: int = Field(ge=1)
-    clip: float = Field(0.2, gt=0)
-
-    def run(
-        self,
-        prompt_ids: PromptToken[int],
-        response_ids: Token[int],
-        values: Token[float],
-        returns: Token[float],
-        loss_mask: Token[bool],
-    ) -> None:
         raise NotImplementedError
 
 

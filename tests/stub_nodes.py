@@ -90,6 +90,19 @@ class Beyond(Node):
         return self.Out(reward.per_token(response_mask) - values, response_mask)
 
 
+class Returns(Beyond):
+    """The same, and the returns that the values should be."""
+
+    class Out(NamedTuple):
+        advantages: Token[float]
+        loss_mask: Token[bool]
+        returns: Token[float]
+
+    def run(self, reward: Sample[float], values: Token[float], response_mask: Token[bool]) -> Out:  # type: ignore[override]
+        returns = reward.per_token(response_mask)
+        return self.Out(returns - values, response_mask, returns)
+
+
 class Rollout(Node):
     """Two tokens for each of the planned sessions, one group at a time."""
 

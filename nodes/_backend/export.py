@@ -17,6 +17,7 @@ from flowrl.model_files import ModelError
 from flowrl.nodes._backend.lora import ADAPTER, adapted_layers, merged, training_model
 from flowrl.nodes._backend.models import folder_of, load_tokenizer
 from flowrl.nodes._backend.trainer_state import load_weights
+from flowrl.nodes._backend.value_head import save_value_model
 
 
 def export_model(weights: Mapping[str, Any], spec: ModelSpec, folder: Path, adapter: bool = False) -> None:
@@ -26,6 +27,8 @@ def export_model(weights: Mapping[str, Any], spec: ModelSpec, folder: Path, adap
     """
     if adapter and spec.lora is None:
         raise ModelError(f"model '{spec.path}' was trained as a whole and has no adapter: leave out --adapter")
+    if adapter and spec.head == "value":
+        raise ModelError(f"model '{spec.path}' has a value head that trained beside its adapter: leave out --adapter")
     module = training_model(spec)
     try:
         load_weights(module, weights)
@@ -37,10 +40,14 @@ def export_model(weights: Mapping[str, Any], spec: ModelSpec, folder: Path, adap
 def save_model(module: Any, spec: ModelSpec, folder: Path) -> None:
     """Write weights, configuration and tokenizer as `from_pretrained` and vLLM read them, in the spec's type.
 
-    Adapters are merged into `module` itself, which has none afterwards: a large model is not in memory twice.
+    Adapters are merged into `module` itself, which has none afterwards: a large model is not in memory twice. A
+    value head becomes that of a classifier with one label.
     """
     fold_in(module)
-    module.save_pretrained(folder)
+    if spec.head == "value":
+        save_value_model(module, spec, folder)
+    else:
+        module.save_pretrained(folder)
     load_tokenizer(spec).save_pretrained(folder)
 
 

@@ -62,10 +62,24 @@ def tail_of(model: nn.Module, call: Callable[[], Any]) -> Tail | None:
 
 def scored(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: Scoring) -> Any:
     """What `call` of the model returns, with log-probabilities and entropies (1, T, 2) in the place of its logits."""
+
+    def find(head: nn.Module, hidden: Tensor, num_words: int) -> tuple[Tensor, ...]:
+        return head_log_probs(head, wanted.of(hidden), wanted.targets, scoring, num_words)
+
+    return read_off(model, call, find)
+
+
+def read_off(
+    model: nn.Module, call: Callable[[], Any], find: Callable[[nn.Module, Tensor, int], tuple[Tensor, ...]]
+) -> Any:
+    """What `call` of the model returns, with the columns (T,) that are found at its head in the place of its logits.
+
+    `find` is given what `Make` is. They come as one (1, T, number of columns).
+    """
     made: list[Tensor] = []
 
     def make(head: nn.Module, hidden: Tensor, num_words: int) -> Tensor:
-        found = head_log_probs(head, wanted.of(hidden), wanted.targets, scoring, num_words)
+        found = find(head, hidden, num_words)
         made.append(torch.stack([column[None] for column in found], dim=-1))  # no view: FSDP watches this tensor
         return made[-1]
 
@@ -75,7 +89,7 @@ def scored(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: S
 
     module = unwrapped(model)
     head = _head_of(module)
-    assert head is not None, "a model without a head has no tail"
+    assert head is not None, "what has no head says nothing of tokens"
     # Before other hooks: FSDP must see what its backward pass begins with.
     handle = module.register_forward_hook(hand_out, prepend=True)
     try:

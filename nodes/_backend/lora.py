@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flowrl.errors import nearest
 from flowrl.model import ALL_LINEAR, LoraSpec, ModelSpec
 from flowrl.model_files import ModelError
-from flowrl.nodes._backend.models import load_model
+from flowrl.nodes._backend.value_head import load_headed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,9 +43,11 @@ class UpdateDropout(nn.Module):
 
 def training_model(spec: ModelSpec, device: str = "cpu", seed: int = 0) -> PreTrainedModel:
     """The model as its trainer has it: with adapters where the spec asks for them, whose values the seed gives."""
-    model: Any = load_model(spec)
+    model: Any = load_headed(spec)
     if spec.lora is not None:
         adapt(model, spec.lora, seed)
+    if spec.head == "value":
+        model.get_output_embeddings().requires_grad_()  # nobody has trained it, so it trains beside any adapters
     placed: PreTrainedModel = model.to(device)
     return placed
 

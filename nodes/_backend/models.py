@@ -68,7 +68,7 @@ def require_causal(spec: ModelSpec) -> None:
     """Raises `ModelError` for a model that transformers does not know as a causal language model."""
     from transformers import AutoModelForCausalLM
 
-    config = _config(spec, folder_of(spec))
+    config = config_of(spec, folder_of(spec))
     if fault := causal_fault(spec.path):
         raise ModelError(fault.fact, fault.fix)
     has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -94,7 +94,7 @@ def load_tokenizer(spec: ModelSpec) -> PreTrainedTokenizerBase:
         options.pop("revision", None)
     tokenizer: Any = _load(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(where, **options))
     if spec.tokenizer is not None:
-        size = _config(spec, folder_of(spec)).get_text_config().vocab_size
+        size = config_of(spec, folder_of(spec)).get_text_config().vocab_size
         if len(tokenizer) > size:
             fact = f"the tokenizer '{path}' has {len(tokenizer):,} words, the model '{spec.path}' knows {size:,}"
             raise ModelError(f"{fact}: take the tokenizer that the model was trained with")
@@ -130,11 +130,12 @@ def frozen_model(context: Context) -> PreTrainedModel:
 
 def _frozen(context: Context) -> PreTrainedModel:
     from flowrl.nodes._backend.parallel import shard, will_be_sharded
+    from flowrl.nodes._backend.value_head import load_headed
 
     spec = context.model_spec
     if not will_be_sharded(spec, context):
-        return load_model(spec, context.device)
-    model = load_model(spec)
+        return load_headed(spec, context.device)
+    model = load_headed(spec)
     shard(model, spec, context)
     return model
 
@@ -160,7 +161,8 @@ def weight_options(spec: ModelSpec) -> dict[str, Any]:
     return _options(spec) | attention | {"dtype": getattr(torch, spec.dtype), "output_loading_info": True}
 
 
-def _config(spec: ModelSpec, where: str) -> Any:
+def config_of(spec: ModelSpec, where: str) -> Any:
+    """The configuration of the model that lies there. Raises `ModelError`."""
     from transformers import AutoConfig
 
     return _load(spec.path, "model", lambda: AutoConfig.from_pretrained(where, **_options(spec)))

@@ -20,6 +20,7 @@ from flowrl.graph.sizes.flops import forward_flops
 from flowrl.metrics import metric
 from flowrl.node import Context
 from flowrl.nodes._backend.peaks import peak_of
+from flowrl.nodes._backend.value_head import ValueHead
 from flowrl.rows import Jagged
 
 
@@ -45,6 +46,8 @@ def update_flops(module: nn.Module, prompts: Jagged, responses: Jagged) -> float
     architecture = from_config(getattr(module, "config").to_dict())  # noqa: B009
     if not isinstance(architecture, Architecture):
         return None
+    if any(isinstance(part, ValueHead) for part in module.modules()):
+        architecture = architecture.with_value_head()
     distinct = {row.tobytes(): len(row) for row in prompts}
     once, prompt, fed = np.array(list(distinct.values())), prompts.lengths, np.maximum(responses.lengths - 1, 0)
     attended = (once * (once + 1) / 2).sum() + (fed * prompt + fed * (fed + 1) / 2).sum()

@@ -6,13 +6,13 @@ The losses and their papers are in `_backend/policy_losses.py`, what their sum i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metrics import collect, metric, replay
 from flowrl.node import Node
 from flowrl.nodes._backend.objective import Objective
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
-    from flowrl.partition import MicroBatch
     from flowrl.rows import Rows
 
 
@@ -30,18 +29,8 @@ class Policy(Objective):
 
     corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
 
-    minibatch: int = Field(ge=1)
-    """Prompts of one optimizer step."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the batch."""
-    shuffle: bool = False
-    """Cut each epoch's mini-batches in another order of the prompts, drawn from the run's seed and their uids."""
-    max_tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     uncorrected_staleness: int = Field(2, ge=0)
     """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
-    max_skipped: int = Field(5, ge=1)
-    """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
     def max_staleness(self) -> float:
         return self.uncorrected_staleness
@@ -80,9 +69,8 @@ class Policy(Objective):
         corrected_mask: Token[bool] | None = None,
         policy_version: Token[int] | None = None,
     ) -> None:
-        from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.minibatch import TokenRows
         from flowrl.nodes._backend.mismatch import report_versions
-        from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
         refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
@@ -96,40 +84,17 @@ class Policy(Objective):
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
         masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
-        self.begin()
         budget = 0 if max_tokens is None else max_tokens.value
-        for epoch in range(self.epochs):
-            shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
-            for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
-                with utilization(self._context, self._trainer.module, part.prompts, part.responses):
-                    self._update(part, rows, temperature.value, budget)
+        self.train(batch, rows, "actor", lambda part: self._update(part, rows, temperature.value, budget))
 
     def _update(self, batch: TokenRows, rows: Rows, temperature: float, max_tokens: int) -> None:
-        """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
         from flowrl.nodes._backend.losses import denominator
-        from flowrl.nodes._backend.memory import memory_watched
 
-        batch = batch.with_any("loss_mask")
-        lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them
-        if len(batch) == 0:
-            metric("actor/empty_minibatches", lead, reduce="sum")
-            return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self._aggregation, max_tokens)
-        plan = batch.plan(self._trainer.module, self._context, self.max_tokens_per_microbatch)
+        terms = ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]
+        self.step(batch, rows, "actor", terms, partial(self._share, divisor, temperature))
 
-        def share(model: Any, micro: MicroBatch) -> Tensor:
-            begin(batch.positions[micro.rows], micro.num_tokens)
-            return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
-
-        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin, collect() as report:
-            update = self._trainer.step(plan, share)
-        if not update.skipped:  # else its loss may be NaN, and so would be the mean over all steps
-            replay(report)
-            for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
-                metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        self.report_step(update, "actor", self.max_skipped)
-
-    def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
+    def _share(self, divisor: float, temperature: float, model: Any, part: TokenRows, excluded: bool) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
         from flowrl.nodes._backend.logprob import token_log_probs
         from flowrl.nodes._backend.losses import within

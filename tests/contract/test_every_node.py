@@ -37,6 +37,7 @@ OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("update.policy", {"minibatch": 3}),
     ("update.policy", {"minibatch": 2, "epochs": 2, "loss": "geo_mean", "kl_coef": 0.1, "kl": "k3+"}),
     ("update.policy", {"minibatch": 2, "epochs": 2, "loss": "gpg"}),
+    ("update.value", {"minibatch": 2, "epochs": 2, "clip": 0.01, "aggregation": "seq-mean-token-mean"}),
 ]
 
 

@@ -99,7 +99,8 @@ def test_the_gate_comes_before_whatever_reads_the_batch() -> None:
 
 MISTAKES = [
     ("ppo_critic", "models.critic.trainable=false", "FR024"),
-    ("ppo_critic", "nodes.value_update.model=policy", "FR025"),
+    ("ppo_critic", "models.critic.head=lm", "FR033"),
+    ("ppo_critic", "nodes.value_update.model=policy", "FR033"),
     ("ppo_critic", "nodes.values.pool=generate2", "FR012"),
     ("ppo_critic", "nodes.value_update.minibatch=24", "FR060"),
     ("judge_reward", "nodes.second={use: reward.exact_match}", "FR021"),

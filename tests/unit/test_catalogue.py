@@ -168,8 +168,8 @@ def test_for_tools_the_whole_catalogue_is_stable_data() -> None:
     for name, entry in entries.items():
         cls = find(name, ROOT).load()
         assert set(entry) == {
-            "use", "summary", "docstring", "parameters", "reads", "writes", "scope", "weights", "cardinality", "pure",
-            "device", "source", "snippet", "json_schema",
+            "use", "summary", "docstring", "parameters", "reads", "writes", "scope", "weights", "head", "cardinality",
+            "pure", "device", "source", "snippet", "json_schema",
         }  # fmt: skip
         assert set(entry["json_schema"]["properties"]) == set(cls.model_fields)
         jsonschema.Draft202012Validator.check_schema(entry["json_schema"])

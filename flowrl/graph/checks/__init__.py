@@ -72,6 +72,7 @@ CHECKS: tuple[Check, ...] = (
     validation.sampling_of_validation,
     validation.validation_that_trains,
     validation.same_names,
+    weights.other_head,
     weights.rollout_without_sync,
     weights.frozen_update,
     weights.second_of_its_kind,

@@ -23,6 +23,7 @@ from flowrl.model_files import (
 )
 from flowrl.run_files import known_runs, named_run
 from flowrl.spec.tracking import NoTracking
+from flowrl.value_files import value_fault
 
 OTHER_TIMES = frozenset({"step", "engine"})
 """What is timed beside the nodes."""
@@ -48,6 +49,8 @@ def _use_fault(subject: Subject, name: str, model: ModelSpec) -> Fault | None:
     if fault := content_fault(model.path):
         return fault
     roles = {node.weights for node in subject.nodes if node.model == name}
+    if model.head == "value":
+        return value_fault(model.path, model.trainable or "updates" in roles)  # else FR024
     if roles & {"generates", "updates"} and (fault := causal_fault(model.path)):
         return fault
     return tokenizer_fault(model.path) if "generates" in roles and model.tokenizer is None else None

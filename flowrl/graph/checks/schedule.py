@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from flowrl.errors import Problem
 from flowrl.graph.bind import CPU_POOL, raised
 from flowrl.graph.pools import physical_name
+from flowrl.graph.sizes.lengths import AFTER_STEP, setting
 from flowrl.graph.subject import Subject
 from flowrl.spec.document import AsyncSchedule, PoolSpec, SyncSchedule
 from flowrl.spec.scalars import number
@@ -186,3 +187,8 @@ def ignored(subject: Subject) -> Iterator[Problem]:
             yield Problem("FR078", subject.place("nodes", node.name, "every"),
                           f"nodes.{node.name}: 'every:' has no effect: it runs whenever a validation needs it",
                           "remove `every:`", severity="warning")  # fmt: skip
+        waits, steps = setting(node, AFTER_STEP), subject.document.run.steps
+        if waits is not None and waits >= steps and node.weights == "updates":
+            yield Problem("FR078", subject.place("nodes", node.name, AFTER_STEP),
+                          f"nodes.{node.name} updates nothing: it begins after step {waits}, and the run has {steps}",
+                          f"{AFTER_STEP}: 0", severity="warning")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checks of who may change a model's weights, and who must hear of it (FR023 to FR025, FR027, FR056)."""
+"""Checks of who may change a model's weights, and who must hear of it (FR023 to FR025, FR027, FR033, FR056)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,31 @@ from flowrl.graph.bind import BoundNode, raised
 from flowrl.graph.pools import physical_name
 from flowrl.graph.subject import Subject
 from flowrl.spec.read import Reading
+
+
+def other_head(subject: Subject) -> Iterator[Problem]:
+    """FR033: a critic says no words, and a language model no values."""
+    models = subject.document.models
+    for name, model in models.items():
+        nodes = [node for node in subject.nodes if node.model == name and node.weights is not None]
+        wrong = [node for node in nodes if node.cls.head != model.head]
+        if not wrong or subject.reading.is_broken(("models", name, "head")):
+            continue
+        wanted = wrong[0].cls.head
+        if len(wrong) == len(nodes):  # one mistake, in the model
+            listed = ", ".join(f"nodes.{node.name} ({node.use})" for node in wrong)
+            said = "head" in model.model_fields_set
+            yield Problem("FR033", subject.place("models", name, *["head"] * said, key=not said),
+                          f"models.{name} has head: {model.head}, but {listed} need{'s' * (len(wrong) == 1)} "
+                          f"head: {wanted}", f"models.{name}: {{head: {wanted}}}")  # fmt: skip
+            continue
+        other = next((other for other, spec in models.items() if spec.head == wanted), "")
+        for node in wrong:
+            yield Problem("FR033", subject.place("nodes", node.name, "model"),
+                          f"nodes.{node.name} ({node.use}) needs a model with head: {wanted}, but models.{name} has "
+                          f"head: {model.head}", f"model: {other}" if other else
+                          f"model: critic, and models: {{critic: {{path: {model.path}, head: {wanted}}}}}"
+                          )  # fmt: skip
 
 
 def rollout_without_sync(subject: Subject) -> Iterator[Problem]:
@@ -29,14 +54,17 @@ def _unsynced(subject: Subject) -> list[str]:
     return [
         name
         for name in subject.document.models
-        if all(subject.of_role(name, role) for role in ("updates", "generates")) and not subject.of_role(name, "syncs")
+        if all(subject.of_role(name, role) for role in ("updates", "generates"))
+        and not subject.of_role(name, "syncs")
+        and subject.document.models[name].head == "lm"
     ]
 
 
 def _astray(subject: Subject) -> list[BoundNode]:
-    """Syncs of models that no node trains: each may be meant for one that has none."""
+    """Syncs of models that no node trains, and of critics: each may be meant for one that has none."""
     models = subject.document.models
-    return [sync for n in models if not subject.of_role(n, "updates") for sync in subject.of_role(n, "syncs")]
+    found = [name for name, model in models.items() if model.head == "value" or not subject.of_role(name, "updates")]
+    return [sync for name in found for sync in subject.of_role(name, "syncs")]
 
 
 def _sync_fix(subject: Subject, model: str) -> str:
@@ -62,7 +90,9 @@ def second_of_its_kind(subject: Subject) -> Iterator[Problem]:
     """FR025: a model has one update and one weight sync."""
     for name in subject.document.models:
         for role, shown in (("updates", "update"), ("syncs", "weight sync")):
-            found = subject.of_role(name, role)
+            found = [
+                node for node in subject.of_role(name, role) if node.cls.head == subject.document.models[name].head
+            ]
             for extra in found[1:]:
                 yield Problem("FR025", subject.place("nodes", extra.name, key=True),
                               f"nodes.{extra.name} is a second {shown} of model '{name}' beside nodes.{found[0].name}",
@@ -113,6 +143,8 @@ def sync_of_an_untrained_model(subject: Subject) -> Iterator[Problem]:
         return  # an update that is lost, or on the wrong model, may be the one
     unsynced = _unsynced(subject)
     for position, sync in enumerate(_astray(subject)):
+        if models[sync.model or ""].head == "value":
+            continue  # FR033
         meant = f"model: {unsynced[position]}" if position < len(unsynced) else ""
         yield Problem("FR027", subject.place("nodes", sync.name, *["model"] * bool(meant), key=not meant),
                       f"nodes.{sync.name} syncs the weights of model '{sync.model}', which no node trains",

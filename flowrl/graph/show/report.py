@@ -231,7 +231,8 @@ def _compute(plan: Plan, sizes: Sizes) -> Iterator[str]:
     for work in sizes.work:
         every = plan.graph.nodes[work.node].spec.every
         tokens = f"{count(work.num_passes, 'pass', 'passes')} over {count(work.num_tokens, 'token')}, "
-        tokens += f"{work.num_logits:,} of them with logits"
+        wanted = "logits" if plan.graph.nodes[work.node].cls.head == "lm" else "a value"
+        tokens += f"{work.num_logits:,} of them with {wanted}"
         tokens += f"; every {ordinal(every)} step: 1/{every:,} in the sum" if every > 1 else ""
         flops = "unknown" if isinstance(work.flops, Unknown) else human_flops(work.flops)
         rows.append((work.node, work.model, flops, tokens))

@@ -50,8 +50,10 @@ def fault_of_target(model: Architecture, target: str) -> tuple[str, str] | None:
 
 
 def num_trained(model: Architecture, spec: ModelSpec) -> int:
-    """Parameters that an update changes."""
-    return model.num_parameters if spec.lora is None else num_adapter_parameters(model, spec.lora)
+    """Parameters that an update changes; a value head trains beside its adapters."""
+    if spec.lora is None:
+        return model.num_parameters
+    return num_adapter_parameters(model, spec.lora) + model.hidden * model.value_head
 
 
 def _adapted(model: Architecture, lora: LoraSpec) -> Iterator[tuple[str, int, int]]:
@@ -73,7 +75,8 @@ def _able(model: Architecture) -> Iterator[tuple[str, int, int]]:
 
 def _ends(model: Architecture) -> Iterator[tuple[str, int, int]]:
     """The layers of the vocabulary's size, which may have an adapter unless they are tied."""
-    for name in ("transformer.wte" if model.model_type == "gpt2" else "model.embed_tokens", "lm_head"):
+    embedding = "transformer.wte" if model.model_type == "gpt2" else "model.embed_tokens"
+    for name in [embedding, *["lm_head"] * (not model.value_head)]:
         yield f".{name}", model.vocabulary, model.hidden
 
 

@@ -7,7 +7,7 @@ What cannot be counted exactly is `Unknown` with a reason, never a guess.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -46,6 +46,19 @@ class Architecture:
     """Parameters without the experts that a token does not pass through."""
     num_layer_weights: int
     """Weights of the matrices in all layers that each token is multiplied with: no embedding, norm, bias or head."""
+    value_head: bool = False
+    """One number for each token is read off, by weights of the hidden size, and not one for each word."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that the head gives for each token."""
+        return 1 if self.value_head else self.vocabulary
+
+    def with_value_head(self) -> Architecture:
+        """The shape of a critic that is made of this model."""
+        more = self.hidden - (0 if self.tied else self.vocabulary * self.hidden)
+        total, active = self.num_parameters + more, self.num_active_parameters + more
+        return replace(self, value_head=True, tied=False, num_parameters=total, num_active_parameters=active)
 
     @property
     def kv_values_per_token(self) -> int:

@@ -183,7 +183,7 @@ def passes(plan: Plan, lengths: StepLengths) -> dict[str, Passes]:
 
 
 def optimizer_steps(plan: Plan) -> dict[str, int]:
-    """Optimizer steps of each trained model in the whole run, if every mini-batch takes one.
+    """Optimizer steps of each trained model in the whole run, if every mini-batch takes one once its update begins.
 
     An update without the setting takes one for each batch.
     """
@@ -191,7 +191,8 @@ def optimizer_steps(plan: Plan) -> dict[str, int]:
     for node in plan.graph.nodes.values():
         if node.weights == "updates" and node.model is not None:
             cut = _passes(plan, node, Lengths(1, 1))  # how long they are changes nothing
-            found[node.model] = cut.num_optimizer_steps * (plan.document.run.steps // node.spec.every)
+            steps, waited, every = plan.document.run.steps, setting(node, names.AFTER_STEP) or 0, node.spec.every
+            found[node.model] = cut.num_optimizer_steps * (steps // every - min(waited, steps) // every)
     return found
 
 

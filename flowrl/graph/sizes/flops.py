@@ -4,7 +4,8 @@ A token that goes through the layers costs 2 operations (multiply, add) for each
 4 x layers x heads x head_dim for each token that it attends to, itself included: scores and weighted sum. (Kaplan et
 al. 2020, arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B. Both count attention over the whole
 sequence; here a token attends to those before it, so its context is on average half of that.) A token whose logits
-are computed costs 2 x hidden x vocabulary more: one for each response token, none for the rest of the prompt.
+are computed costs 2 x hidden x vocabulary more: one for each response token, none for the rest of the prompt. The
+value of a token, in their place, costs 2 x hidden.
 A backward pass costs two forward passes; what is computed once more for it, to save memory (logits always), is not
 counted. Where only adapters train (LoRA) weights have no gradients, and it costs one, but of attention two. Adapters,
 embeddings, norms, softmax and the optimizer are not counted.
@@ -61,7 +62,7 @@ def forward_flops(architecture: Architecture, tokens: int, attended: float, logi
 def _forward(architecture: Architecture, tokens: int, attended: float, logits: int) -> tuple[int, float]:
     """Of a forward pass, the part with weights, and that of the attention, which has none."""
     width = architecture.num_heads * architecture.head_dim
-    weights = 2 * (architecture.num_layer_weights * tokens + architecture.hidden * architecture.vocabulary * logits)
+    weights = 2 * (architecture.num_layer_weights * tokens + architecture.hidden * architecture.num_outputs * logits)
     return weights, 4 * architecture.num_layers * width * attended
 
 

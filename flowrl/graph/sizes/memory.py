@@ -180,7 +180,12 @@ def kv_cache(node: BoundNode, spec: ModelSpec, model: Architecture, num_sessions
 def logits(
     node: BoundNode, spec: ModelSpec, model: Architecture, cut: Generation | Passes, lengths: Lengths
 ) -> Share | None:
-    """Scores of all words for the tokens that are computed at a time; None where nobody says how many."""
+    """Scores of all words for the tokens that are computed at a time; None where nobody says how many.
+
+    None for values too: one number for each token is nothing.
+    """
+    if model.value_head:
+        return None
     words = model.vocabulary
     if isinstance(cut, Generation):
         num, width = cut.sessions_at_once, LOGIT_BYTES_OF_SAMPLING

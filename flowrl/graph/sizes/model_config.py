@@ -27,7 +27,16 @@ def architectures(models: Iterable[tuple[str, ModelSpec]]) -> dict[str, Architec
     """The architecture of each model by its name in the document; every configuration is read once."""
     named = dict(models)
     found = {path: read_architecture(path) for path in dict.fromkeys(spec.path for spec in named.values())}
-    return {name: found[spec.path] for name, spec in named.items()}
+    return {name: _headed(found[spec.path], spec) for name, spec in named.items()}
+
+
+def architecture_of(spec: ModelSpec) -> Architecture | Unknown:
+    """The architecture of a model, as `read_architecture`, with the head that it is given."""
+    return _headed(read_architecture(spec.path), spec)
+
+
+def _headed(model: Architecture | Unknown, spec: ModelSpec) -> Architecture | Unknown:
+    return model.with_value_head() if spec.head == "value" and isinstance(model, Architecture) else model
 
 
 def read_architecture(path: str) -> Architecture | Unknown:
