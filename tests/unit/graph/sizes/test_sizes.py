@@ -392,7 +392,8 @@ def test_logits_take_no_more_for_more_tokens(num_tokens: int) -> None:
         (log_probs.sum() + entropies.sum()).backward()
     assert peak.peak == pytest.approx(LOGIT_BYTES["float32"] * SCORES_AT_A_TIME, rel=0.01)
     share = logits(
-        SimpleNamespace(model="policy", name="update"), ModelSpec(path="x"), SimpleNamespace(vocabulary=words),  # type: ignore[arg-type]
+        SimpleNamespace(model="policy", name="update"), ModelSpec(path="x"),  # type: ignore[arg-type]
+        SimpleNamespace(vocabulary=words, value_head=False),  # type: ignore[arg-type]
         passes(prompts=num_tokens // 6, group=1, max_tokens=10**6), Lengths(4, 6),
     )  # fmt: skip
     assert share is not None and share.num_bytes == peak.peak
