@@ -10,31 +10,14 @@ than that of sync.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from statistics import mean
 
+from runs import metric_of
 from tqdm import tqdm
 
 PIPELINES = ("grpo_sync", "grpo_colocate_async", "grpo_separate_async")
 TOLERANCE = 0.05
 """Of reward, which lies between 0 and 1."""
-
-
-def rewards(pipeline: str, engine: str, seed: int, steps: int) -> list[float]:
-    """The mean reward of each step of one run."""
-    settings = [f"nodes.rollout.engine={engine}", f"run.seed={seed}", "tracking=[]", "checkpoint=null"]
-    sets = [part for setting in settings for part in ("--set", setting)]
-    with tempfile.TemporaryDirectory(prefix="flowrl-learn-") as folder:
-        command = [sys.executable, "-m", "flowrl", "run", pipeline, "--steps", str(steps), *sets]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-        (file,) = Path(folder).glob("runs/*/metrics.jsonl")
-        return [json.loads(line)["reward/mean"] for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> int:
@@ -45,7 +28,12 @@ def main() -> int:
     options = parser.parse_args()
     engines, seeds = options.engine or ["transformers", "vllm"], range(options.seeds)
     runs = [(engine, pipeline, seed) for engine in engines for pipeline in PIPELINES for seed in seeds]
-    found = {run: rewards(run[1], run[0], run[2], options.steps) for run in tqdm(runs, unit="run")}
+    found = {
+        (engine, pipeline, seed): metric_of(
+            "reward/mean", pipeline, seed, options.steps, [f"nodes.rollout.engine={engine}"]
+        )
+        for engine, pipeline, seed in tqdm(runs, unit="run")
+    }
     worse, last = [], -max(1, options.steps // 5)
     print(f"{'engine':13} {'pipeline':20} {'last fifth, by seed':28} {'mean':>6} {'of all steps':>13}")
     for engine in engines:
