@@ -32,6 +32,8 @@ class Wanted(NamedTuple):
     """How many columns before the end of the row lies what predicts the token; 1 is the last column."""
     targets: Tensor
     """The tokens."""
+    at: Tensor
+    """Where each stands among all response tokens."""
 
     def of(self, states: Tensor) -> Tensor:
         """What predicts each token: (rows, columns, ...) -> (T, ...)."""
@@ -62,10 +64,24 @@ def tail_of(model: nn.Module, call: Callable[[], Any]) -> Tail | None:
 
 def scored(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: Scoring) -> Any:
     """What `call` of the model returns, with log-probabilities and entropies (1, T, 2) in the place of its logits."""
+
+    def find(head: nn.Module, hidden: Tensor, num_words: int) -> tuple[Tensor, ...]:
+        return head_log_probs(head, wanted.of(hidden), wanted.targets, scoring, num_words)
+
+    return read_off(model, call, find)
+
+
+def read_off(
+    model: nn.Module, call: Callable[[], Any], find: Callable[[nn.Module, Tensor, int], tuple[Tensor, ...]]
+) -> Any:
+    """What `call` of the model returns, with the columns (T,) that are found at its head in the place of its logits.
+
+    `find` is given what `Make` is. They come as one (1, T, number of columns).
+    """
     made: list[Tensor] = []
 
     def make(head: nn.Module, hidden: Tensor, num_words: int) -> Tensor:
-        found = head_log_probs(head, wanted.of(hidden), wanted.targets, scoring, num_words)
+        found = find(head, hidden, num_words)
         made.append(torch.stack([column[None] for column in found], dim=-1))  # no view: FSDP watches this tensor
         return made[-1]
 
@@ -74,8 +90,8 @@ def scored(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: S
         return output
 
     module = unwrapped(model)
-    head = _head_of(module)
-    assert head is not None, "a model without a head has no tail"
+    head = head_of(module)
+    assert head is not None, "what has no head says nothing of tokens"
     # Before other hooks: FSDP must see what its backward pass begins with.
     handle = module.register_forward_hook(hand_out, prepend=True)
     try:
@@ -92,7 +108,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _head_of(module: nn.Module) -> nn.Module | None:
+def head_of(module: nn.Module) -> nn.Module | None:
+    """What makes logits of hidden states."""
     find = getattr(module, "get_output_embeddings", None)
     found = None if find is None else find()
     return found if isinstance(found, nn.Module) else None
@@ -121,7 +138,7 @@ def _output_replaced(head: nn.Module, make: Make) -> Iterator[None]:
 
 
 def _probed(module: nn.Module, call: Callable[[], Any]) -> Tail | None:
-    head, offered = _head_of(module), []
+    head, offered = head_of(module), []
 
     def offer(_: nn.Module, hidden: Tensor, num_words: int) -> Tensor:
         probe = torch.linspace(-30.0, 30.0, num_words, device=hidden.device)

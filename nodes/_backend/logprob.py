@@ -1,5 +1,7 @@
 """Log-probabilities of responses under a causal language model: the same function for old, reference and update.
 
+What a model says of tokens, which `scores_of` finds, may be another thing than that (`value_head`).
+
 A prompt that several responses share, as all of a group do, is computed once: the model reads the distinct prompts, its
 keys and values are handed to each response, and then it reads the responses. Gradients flow through both passes.
 Prompts are padded on the left, responses on the right; the last response token, which predicts nothing, is never fed.
@@ -18,12 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flowrl.nodes._backend.chunked import Entropy, Found, Scoring, in_parts
-from flowrl.nodes._backend.head import Wanted, scored, tail_of, unwrapped
+from flowrl.nodes._backend.chunked import Entropy, Scoring, in_parts
+from flowrl.nodes._backend.head import Tail, Wanted, scored, tail_of, unwrapped
 from flowrl.nodes._backend.inputs import distinct, flat, padded_inputs, positions_of
 from flowrl.nodes._backend.weights import is_sharded
 from flowrl.partition import Prompts
 from flowrl.rows import Jagged
+
+Score = Callable[[Callable[[], Any], Wanted], tuple[Any, tuple[Tensor, ...]]]
+"""Of a call of the model and the tokens that it is asked about: what the call returns, and columns (T,) about them."""
 
 
 def token_log_probs(
@@ -37,19 +42,23 @@ def token_log_probs(
     it does not run.
     """
     assert temperature > 0, "a training temperature of 0 is refused when the pipeline is checked"
+    score = partial(_score, model, Scoring(temperature, entropy))
+    log_probs, entropies = scores_of(model, prompts, responses, score, 2)
+    return log_probs, None if entropy == "none" else entropies
+
+
+def scores_of(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score, num: int) -> tuple[Tensor, ...]:
+    """The `num` columns (T,) of `score` about all response tokens, row by row, however the model is called for them."""
     assert len(prompts) == len(responses), "one prompt for each response"
     if len(prompts) == 0:
-        nothing = torch.zeros(0, device=_device(model))
-        return nothing, nothing if entropy != "none" else None
+        return (torch.zeros(0, device=_device(model)),) * num
     assert prompts.lengths.min() > 0, "a response needs a prompt token that predicts its first token"
-    scoring, cache = Scoring(temperature, entropy), _shared_cache(model)
+    cache = _shared_cache(model)
     if packs(model):
-        log_probs, entropies = _packed_found(model, prompts, responses, scoring)
-    elif cache is None:
-        log_probs, entropies = _found(model, prompts, responses, scoring)
-    else:
-        log_probs, entropies = _shared_found(model, prompts, responses, scoring, cache)
-    return log_probs, None if entropy == "none" else entropies
+        return _packed_found(model, prompts, responses, score)
+    if cache is None:
+        return _found(model, prompts, responses, score)
+    return _shared_found(model, prompts, responses, score, cache)
 
 
 def shared_prompts(model: nn.Module, prompts: Jagged) -> Prompts:
@@ -68,26 +77,26 @@ def packs(model: nn.Module) -> bool:
     return str(getattr(config, "_attn_implementation", "")).startswith("flash_") and _empty_cache(model) is not None
 
 
-def _found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring) -> Found:
+def _found(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score) -> tuple[Tensor, ...]:
     """In one pass over prompts and responses."""
     ids, mask = padded_inputs(prompts, responses)
     width = max(int(responses.lengths.max()), 1)
-    wanted = _wanted(model, responses.row, width - positions_of(responses), flat(responses))
+    wanted = _wanted(model, responses.row, width - positions_of(responses), flat(responses), _all(responses))
     options = {"logits_to_keep": width, "use_cache": False}
-    return _score(model, partial(_call, model, ids, mask, ids.shape[1], options), wanted, scoring)[1]
+    return score(partial(_call, model, ids, mask, ids.shape[1], options), wanted)[1]
 
 
-def _packed_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring) -> Found:
+def _packed_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score) -> tuple[Tensor, ...]:
     """All rows one after the other as one; each starts at position 0 again."""
     fed = Jagged.of([np.concatenate([p, r[:-1]]) for p, r in zip(prompts, responses, strict=True)], np.int64)
     ids, positions = (torch.from_numpy(each)[None].to(_device(model)) for each in (fed.values, positions_of(fed)))
     before = fed.offsets[responses.row] + prompts.lengths[responses.row] - 1 + positions_of(responses)
-    wanted = _wanted(model, np.zeros_like(before), len(fed.values) - before, flat(responses))
+    wanted = _wanted(model, np.zeros_like(before), len(fed.values) - before, flat(responses), _all(responses))
     call = partial(model, input_ids=ids, position_ids=positions, use_cache=False)
-    return _score(model, call, wanted, scoring)[1]
+    return score(call, wanted)[1]
 
 
-def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring: Scoring, cache: Any) -> Found:
+def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score, cache: Any) -> tuple[Tensor, ...]:
     """Each distinct prompt read once; `cache` is empty and of a kind that can be handed on."""
     once, index = distinct(prompts)
     nothing = Jagged(np.zeros(0, np.int64), np.zeros(len(once) + 1, np.int64))
@@ -95,9 +104,10 @@ def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring:
     options = {"past_key_values": cache, "use_cache": True}
     row, position, targets = responses.row, positions_of(responses), flat(responses)
     first = position == 0
+    begins, follows = np.flatnonzero(first), np.flatnonzero(~first)
     call = partial(_call, model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
-    wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first])
-    output, begun = _score(model, call, wanted, scoring)
+    wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first], begins)
+    output, begun = score(call, wanted)
     width = int(responses.lengths.max(initial=0))
     # Ranks that share a model's weights call it equally often, or they would wait for each other for ever.
     width = max(width, 2) if is_sharded(unwrapped(model)) else width
@@ -111,32 +121,41 @@ def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, scoring:
     ids = np.zeros(fed.shape, dtype=np.int64)
     ids[fed] = targets[position < (responses.lengths - 1)[row]]
     call = partial(_call, model, ids, np.concatenate([mask[index], fed], axis=1), width - 1, options)
-    wanted = _wanted(model, row[~first], width - position[~first], targets[~first])
-    _, continued = _score(model, call, wanted, scoring)
+    wanted = _wanted(model, row[~first], width - position[~first], targets[~first], follows)
+    _, continued = score(call, wanted)
     # Row by row again: the first token of each, then those that follow it.
-    order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])))
+    order = torch.from_numpy(np.argsort(np.concatenate([begins, follows])))
     order = order.to(chosen.device)
-    log_probs, entropies = (torch.cat(parts).index_select(0, order) for parts in zip(begun, continued, strict=True))
-    return log_probs, entropies
+    return tuple(torch.cat(parts).index_select(0, order) for parts in zip(begun, continued, strict=True))
 
 
-def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any]) -> Wanted:
-    return Wanted(*(torch.from_numpy(each).to(_device(model)) for each in (row, back, targets)))
+def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any], at: NDArray[Any]) -> Wanted:
+    return Wanted(*(torch.from_numpy(each).to(_device(model)) for each in (row, back, targets, at)))
 
 
-def _score(model: nn.Module, call: Callable[[], Any], wanted: Wanted, scoring: Scoring) -> tuple[Any, Found]:
+def _all(responses: Jagged) -> NDArray[Any]:
+    return np.arange(len(responses.row))
+
+
+def _score(
+    model: nn.Module, scoring: Scoring, call: Callable[[], Any], wanted: Wanted
+) -> tuple[Any, tuple[Tensor, ...]]:
     """What `call` of the model returns, and what it says of the tokens.
 
     A model that does something of its own with its logits makes all of them; they are read some at a time.
     """
-    one = partial(_call, model, np.zeros((1, 1), np.int64), np.ones((1, 1)), 1, {"use_cache": False})
-    tail = tail_of(model, one)
+    tail = tail_at(model)
     if tail is not None:
         output = scored(model, call, wanted, replace(scoring, scale=tail.scale, cap=tail.cap))
         return output, output.logits[0].unbind(-1)
     output = call()
     logits = wanted.of(output.logits)
     return output, in_parts(scoring.of, logits, wanted.targets, scoring, logits.shape[-1])
+
+
+def tail_at(model: nn.Module) -> Tail | None:
+    """What the model makes of the output of its head; None if only the logits that it makes itself will do."""
+    return tail_of(model, partial(_call, model, np.zeros((1, 1), np.int64), np.ones((1, 1)), 1, {"use_cache": False}))
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from flowrl.batch import PromptToken, Step, Token
-from flowrl.metrics import collect, metric, replay
+from flowrl.metrics import metric
 from flowrl.model import SettingError
 from flowrl.node import Node
 from flowrl.nodes._backend.updating import Updating
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from flowrl.nodes._backend.chunked import Entropy
     from flowrl.nodes._backend.minibatch import TokenRows
-    from flowrl.partition import MicroBatch
     from flowrl.rows import Rows
 
 
@@ -28,12 +28,6 @@ class Policy(Updating):
 
     corrections: ClassVar[Mapping[str, str]] = {"importance_weights": "{use: filter.rollout_correction}"}
 
-    minibatch: int = Field(ge=1)
-    """Prompts of one optimizer step."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the batch."""
-    shuffle: bool = False
-    """Cut each epoch's mini-batches in another order of the prompts, drawn from the run's seed and their uids."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """How far the probability ratio may fall below 1 with a gain."""
     clip_high: float = Field(0.2, ge=0)
@@ -50,12 +44,8 @@ class Policy(Updating):
         "token-mean"
     )
     """How the losses of tokens become one number."""
-    max_tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens computed at a time, padding included; a shared prompt counts once. Bounds memory and changes no value."""
     uncorrected_staleness: int = Field(2, ge=0)
     """Versions that samples may be old without `importance_weights`, as `filter.rollout_correction` writes them."""
-    max_skipped: int = Field(5, ge=1)
-    """The run ends after so many optimizer steps in a row whose loss or gradient was not finite; they are skipped."""
 
     @model_validator(mode="after")
     def _dual_clip_lies_above_the_clip(self) -> Self:
@@ -103,85 +93,77 @@ class Policy(Updating):
         corrected_mask: Token[bool] | None = None,
         policy_version: Token[int] | None = None,
     ) -> None:
-        from flowrl.nodes._backend.minibatch import TokenRows, mini_batches
+        from flowrl.nodes._backend.minibatch import TokenRows
         from flowrl.nodes._backend.mismatch import report_versions
-        from flowrl.nodes._backend.utilization import utilization
 
         rows = prompt_ids.rows
-        refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
-        if refusal:
-            raise ValueError(refusal)
         mask = loss_mask if corrected_mask is None else loss_mask & corrected_mask
         if policy_version is not None and self._context.rank == 0:
             report_versions(policy_version.jagged, mask.values)
         columns = {"advantages": advantages, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
         columns |= {"rollout_log_probs": rollout_log_probs, "importance_weights": importance_weights}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
+        if refusal := self.refuses(dict.fromkeys(floats, ()), rows.num_groups):
+            raise ValueError(refusal)
         masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
-        self.begin()
         budget = 0 if max_tokens is None else max_tokens.value
-        for epoch in range(self.epochs):
-            shuffle_seed = f"{self._context.seed}/{epoch}" if self.shuffle else None
-            for part in map(batch.take, mini_batches(rows, self.minibatch, shuffle_seed)):
-                with utilization(self._context, self._trainer.module, part.prompts, part.responses):
-                    self._update(part, rows, temperature.value, budget)
+        self.train(batch, rows, "actor", lambda part: self._update(part, rows, temperature.value, budget))
 
     def _update(self, batch: TokenRows, rows: Rows, temperature: float, max_tokens: int) -> None:
-        """One optimizer step; every rank holds the whole mini-batch and works on its own rows of it."""
         from flowrl.nodes._backend.losses import denominator
-        from flowrl.nodes._backend.memory import memory_watched
 
-        batch = batch.with_any("loss_mask")
-        lead = float(self._context.rank == 0)  # what all ranks know is counted by one of them
-        if len(batch) == 0:
-            metric("actor/empty_minibatches", lead, reduce="sum")
-            return
         divisor = denominator(batch.tensor("loss_mask"), batch.row, self.aggregation, max_tokens)
-        plan = batch.plan(self._trainer.module, self._context, self.max_tokens_per_microbatch)
+        terms = ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]
+        self.step(batch, rows, "actor", terms, partial(self._share, divisor, temperature))
 
-        def share(model: Any, micro: MicroBatch) -> Tensor:
-            begin(batch.positions[micro.rows], micro.num_tokens)
-            return self._share(model, batch.take(micro.rows), micro.excluded, divisor, temperature)
-
-        with memory_watched(self._context, rows, self.max_tokens_per_microbatch) as begin, collect() as report:
-            update = self._trainer.step(plan, share)
-        if not update.skipped:  # else its loss may be NaN, and so would be the mean over all steps
-            replay(report)
-            for name in ("loss", "pg_loss", "kl_loss")[: 3 if self.kl_coef > 0 else 2]:
-                metric(f"actor/{name}", 0.0, lead)  # shares of one mini-batch add up to one value
-        self.report_step(update, "actor", self.max_skipped)
-
-    def _share(self, model: Any, part: TokenRows, excluded: bool, divisor: float, temperature: float) -> Tensor:
+    def _share(self, divisor: float, temperature: float, model: Any, part: TokenRows, excluded: bool) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
-        from flowrl.nodes._backend.logprob import token_log_probs
-        from flowrl.nodes._backend.losses import aggregate, kl, policy_loss, within
+        from flowrl.nodes._backend.losses import within
         from flowrl.nodes._backend.mismatch import report_mismatch
+
+        scores = self._scores(model, part, temperature)
+        device = scores["log_probs"].device
+        mask = part.tensor("loss_mask", device) & (not excluded)
+        columns = {name: within(mask, column) for name, column in scores.items()}
+        columns["old_log_probs"] = columns["log_probs"].detach()
+        read = part.columns.keys() - {"loss_mask"}
+        columns |= {name: within(mask, part.tensor(name, device)) for name in read}
+        loss = self._objective(columns | {"mask": mask, "row": part.row.to(device)}, divisor)
+        if "rollout_log_probs" in read:
+            report_mismatch(columns["old_log_probs"] - columns["rollout_log_probs"], float(mask.sum()))
+        return loss
+
+    def _scores(self, model: Any, part: TokenRows, temperature: float) -> dict[str, Tensor]:
+        """What the model says of each token: `log_probs` and `entropy`, both (T,)."""
+        from flowrl.nodes._backend.logprob import token_log_probs
 
         wanted: Entropy = "gradient" if self.entropy_coef else "value"
         log_probs, entropy = token_log_probs(model, part.prompts, part.responses, temperature, wanted)
         assert entropy is not None
-        device = log_probs.device
-        mask = part.tensor("loss_mask", device) & (not excluded)
-        row = part.row.to(device)
+        return {"log_probs": log_probs, "entropy": entropy}
 
-        def column(name: str) -> Tensor:
-            return within(mask, part.tensor(name, device))
+    def _objective(self, columns: Mapping[str, Tensor], divisor: float) -> Tensor:
+        """The share of these tokens in the mini-batch's loss; all columns (T,) are 0 outside the mask.
+
+        `columns` are what the model says, what the node reads, and the `mask` and `row` of each token.
+        """
+        from flowrl.nodes._backend.losses import aggregate, kl, policy_loss
+
+        mask, entropy = columns["mask"], columns["entropy"]
 
         def total(values: Tensor) -> Tensor:
-            return aggregate(values, row, mask, self.aggregation, divisor)
+            return aggregate(values, columns["row"], mask, self.aggregation, divisor)
 
-        log_probs, entropy = within(mask, log_probs), within(mask, entropy)
-        anchor = column("old_log_probs") if "old_log_probs" in part.columns else log_probs.detach()
         policy, clipped = policy_loss(
-            log_probs, anchor, column("advantages"),
+            columns["log_probs"], columns["old_log_probs"], columns["advantages"],
             clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=self.dual_clip,
-            importance_weights=column("importance_weights") if "importance_weights" in part.columns else None,
+            importance_weights=columns.get("importance_weights"),
         )  # fmt: skip
         loss = pg_loss = total(policy)
         num_tokens = float(mask.sum())
         if self.kl_coef > 0:
-            divergence, clamped = kl(log_probs, column("ref_log_probs"), self.kl)
+            divergence, clamped = kl(columns["log_probs"], columns["ref_log_probs"], self.kl)
             kl_loss = total(divergence)
             loss = loss + self.kl_coef * kl_loss
             metric("actor/kl_loss", kl_loss.item(), 0.0)
@@ -192,6 +174,4 @@ class Policy(Updating):
         metric("actor/pg_loss", pg_loss.item(), 0.0)
         metric("actor/entropy", entropy.detach().sum().item(), num_tokens)
         metric("actor/clip_fraction", float((clipped & mask).sum()), num_tokens)
-        if "rollout_log_probs" in part.columns:
-            report_mismatch(anchor - column("rollout_log_probs"), num_tokens)
         return loss
