@@ -1,8 +1,8 @@
 """On-policy distillation: the policy learns from a teacher's whole distribution at each token that it drew itself.
 
 L = policy loss + distill_coef * KL(student || teacher) + the other terms of `update.policy`; without advantages there
-is no policy loss. With `q` the teacher and `p` the student, KL = sum over words of p (log p - log q), at the states that
-the student's own responses pass through. Sources: GKD, arXiv:2306.13649, equation 4 with lambda 1 and the reverse
+is no policy loss. With the teacher q and the student p, KL = sum over words of p (log p - log q), at the states through
+which the student's own responses pass. Sources: GKD, arXiv:2306.13649, equation 4 with lambda 1 and the reverse
 divergence; MiniLLM, arXiv:2306.08543, equation 1. We depart from MiniLLM, and not from GKD, in that no gradient flows
 through the choice of the states: the divergence of each token is minimised where it stands.
 """

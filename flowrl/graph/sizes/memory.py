@@ -112,9 +112,10 @@ def held(
     trained = [name for name in specs if any(node.weights == "updates" and node.model == name for node in nodes)]
     for name, spec in specs.items():
         mine, model = [node for node in nodes if node.model == name], models[name]
+        beside = any(name in node.also_reads.values() for node in nodes)
         if isinstance(model, Unknown):
             continue
-        roles = {node.weights for node in mine}
+        roles = {node.weights for node in mine} | ({"reads"} if beside else set())
         policy = base_of(name, specs, trained)
         if policy is not None and "reads" in roles:
             yield Share(name, "weights", 0, f"those of {policy}, its adapter off")
