@@ -1,7 +1,7 @@
 """How far a model is from its teacher at each token of its own responses, over all words and not the drawn one alone.
 
-The reverse divergence KL(student || teacher) of the distributions of the next token, both at the same temperature; a
-gradient flows through the student only. Of the teacher what its head would read is kept for all tokens of a
+The reverse divergence KL(student || teacher) of the distributions of the next token; a gradient flows through the
+student only. Of the teacher what its head would read is kept for all tokens of a
 micro-batch; logits of both are made for some tokens at a time, and once more in the backward pass (`chunked`).
 
 Where one model knows more words than the other, as vocabularies are padded to different sizes, those that both know
@@ -27,8 +27,8 @@ from flowrl.nodes._backend.logprob import scores_of, tail_at
 from flowrl.nodes._backend.trainer import as_read, model_of, place
 from flowrl.rows import Jagged
 
-NUM_COPIES = 4
-"""So many times the memory of log-probabilities alone is taken for each logit, so that fewer are made at a time."""
+LOGITS_AT_A_TIME = SCORES_AT_A_TIME // 4
+"""Fewer than for log-probabilities alone, as several copies of them are needed."""
 
 
 def reverse_kl(log_probs: Tensor, teacher: Tensor, top_k: int | None = None) -> Tensor:
@@ -102,6 +102,8 @@ class _Comparison:
     """What the teacher has read at all response tokens."""
     targets: Tensor
     """The tokens."""
+    temperature: float
+    """Of the teacher."""
     top_k: int | None
 
     def score(self, model: nn.Module, call: Callable[[], Any], wanted: Wanted) -> tuple[Any, tuple[Tensor, ...]]:
@@ -128,7 +130,7 @@ class _Comparison:
         self, head: Callable[[Tensor], Tensor], scoring: Scoring, states: Tensor, at: Tensor
     ) -> tuple[Tensor, ...]:
         log_probs = scoring.log_probs(head(states))
-        teacher = self.teacher.log_probs(self.states[at], scoring.temperature)
+        teacher = self.teacher.log_probs(self.states[at], self.temperature)
         both = min(log_probs.shape[-1], teacher.shape[-1])
         divergence = reverse_kl(_of_words(log_probs, both), _of_words(teacher, both), self.top_k)
         return *scoring.found(log_probs, self.targets[at]), divergence
@@ -147,14 +149,16 @@ def token_divergences(
     temperature: float,
     entropy: Entropy = "none",
     top_k: int | None = None,
+    teacher_temperature: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability, entropy and divergence from the teacher, each (T,) float32, of all response tokens, row by row.
 
-    The first two are those of `token_log_probs`; the divergence is that of `reverse_kl`.
+    The first two are those of `token_log_probs`; the divergence is that of `reverse_kl`, with the teacher at the same
+    temperature unless it has one of its own.
     """
     states = teacher.read(prompts, responses)
-    scoring = Scoring(temperature, entropy, scores_at_a_time=SCORES_AT_A_TIME // NUM_COPIES)
+    scoring = Scoring(temperature, entropy, scores_at_a_time=LOGITS_AT_A_TIME)
     targets = torch.from_numpy(flat(responses)).to(states.device)
-    compared = _Comparison(scoring, teacher, states, targets, top_k)
+    compared = _Comparison(scoring, teacher, states, targets, teacher_temperature or temperature, top_k)
     log_probs, entropies, divergences = scores_of(model, prompts, responses, partial(compared.score, model), 3)
     return log_probs, entropies, divergences

@@ -40,6 +40,9 @@ class Distill(Policy):
     top_k: int | None = Field(None, ge=1)
     """Count the words alone that the student finds likeliest, and all others as one; null counts each word."""
 
+    teacher_temperature: float | None = Field(None, gt=0)
+    """Temperature of the teacher: the lower, the surer it is of its likeliest words; null is that of the rollout."""
+
     _teacher: Any = PrivateAttr()
 
     def also_reads(self) -> dict[str, str]:
@@ -48,7 +51,8 @@ class Distill(Policy):
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         if "advantages" in reads:
             return super().refuses(reads, num_prompts, max_staleness)
-        unread = [key for key in OF_THE_POLICY_LOSS if key in self.model_fields_set]
+        fields = type(self).model_fields
+        unread = [key for key in OF_THE_POLICY_LOSS if key in fields and getattr(self, key) != fields[key].default]
         unread += ["importance_weights"] if "importance_weights" in reads else []
         if not unread:
             return ""
@@ -94,7 +98,16 @@ class Distill(Policy):
         from flowrl.nodes._backend.distilling import token_divergences
 
         wanted: Entropy = "gradient" if self.entropy_coef else "value"
-        found = token_divergences(model, self._teacher, part.prompts, part.responses, temperature, wanted, self.top_k)
+        found = token_divergences(
+            model,
+            self._teacher,
+            part.prompts,
+            part.responses,
+            temperature,
+            wanted,
+            self.top_k,
+            self.teacher_temperature,
+        )
         return dict(zip(("log_probs", "entropy", "divergence"), found, strict=True))
 
     def _objective(self, columns: Mapping[str, Tensor], divisor: float) -> Tensor:

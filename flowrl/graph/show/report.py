@@ -230,9 +230,11 @@ def _compute(plan: Plan, sizes: Sizes) -> Iterator[str]:
         yield "  what a validation runs is not counted"
     rows = []
     for work in sizes.work:
-        every = plan.graph.nodes[work.node].spec.every
+        node = plan.graph.nodes[work.node]
+        every = node.spec.every
         tokens = f"{count(work.num_passes, 'pass', 'passes')} over {count(work.num_tokens, 'token')}, "
         tokens += f"{work.num_logits:,} of them with logits"
+        tokens += "".join(f"; and forward through {name}" for name in node.also_reads.values())
         tokens += f"; every {ordinal(every)} step: 1/{every:,} in the sum" if every > 1 else ""
         flops = "unknown" if isinstance(work.flops, Unknown) else human_flops(work.flops)
         rows.append((work.node, work.model, flops, tokens))
