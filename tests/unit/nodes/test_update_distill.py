@@ -175,6 +175,20 @@ def test_a_teacher_that_is_the_policy_itself_moves_nothing(models: dict[str, Mod
     assert moved.abs().max() < 1e-5
 
 
+def test_a_surer_teacher_is_the_same_model_at_a_lower_temperature(models: dict[str, ModelSpec]) -> None:
+    batch = trajectories()
+    found = []
+    for temperature in (None, 0.7, 0.2):
+        node = Distill(minibatch=4, teacher_temperature=temperature)
+        found.append(distilled(models, {name: batch.columns[name] for name in IDS}, node)[1]["distill/reverse_kl"])
+    with torch.no_grad():
+        logits = [every_row(load_model(models[name]).double(), batch, 1.0) for name in ("policy", "teacher")]
+    mask = batch.columns["loss_mask"].values
+    expected = plain_kl(logits[0] / 0.7, logits[1] / 0.2)[torch.from_numpy(mask)].mean().item()
+    assert found[0] == found[1]
+    assert found[2] == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_base_of_adapters_may_be_their_teacher() -> None:
     """It takes no memory of its own; adapters on the output projection are not those of the teacher."""
     lora = LoraSpec(rank=4, target_modules=["q_proj", "lm_head"])
