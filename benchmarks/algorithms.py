@@ -3,8 +3,8 @@
     python benchmarks/algorithms.py [--steps 100] [--seeds 3] [--pipeline dapo] [--pipeline rloo]
 
 Prints the table of docs/algorithms.md: mean rewards of the first and of the last tenth of the steps, by seed; the
-rewards of a method must rise by at least 0.2 in every run. Of distillation, the divergence from the teacher must fall by
-half.
+rewards of a method must rise by at least 0.2 in every run. Of distillation, the divergence from the teacher must fall
+by half.
 """
 
 from __future__ import annotations

@@ -200,6 +200,10 @@ class Node(Settings):
         """
         return ""
 
+    def also_reads(self) -> Mapping[str, str]:
+        """By setting, the name of a frozen model that the node computes with beside its own, on the same workers."""
+        return {}
+
     def max_staleness(self) -> float:
         """How many versions older than the weights a sample may be for `run` to be right, without `corrections`."""
         return math.inf

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +50,8 @@ class BoundNode:
     """Of one that generates: neighbouring workers of its pool that share a copy of the model."""
     sessions: int = 0
     """Of one that generates: the sessions that it makes of each prompt."""
+    also_reads: Mapping[str, str] = field(default_factory=dict)
+    """By setting, the frozen models that it computes with beside its own."""
 
     @property
     def pool(self) -> str:
@@ -65,6 +67,11 @@ class BoundNode:
     def model(self) -> str | None:
         """Name of the model used."""
         return self.spec.model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of all models that it works on."""
+        return (*(() if self.model is None else (self.model,)), *self.also_reads.values())
 
     @cached_property
     def fields_read(self) -> tuple[str, ...]:
@@ -137,6 +144,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
             workers_per_copy = node.workers_per_copy() if node is not None else 1
             group = document.batch.group
             sessions = group if node is None else node.sessions_of(group)
+            also = node.also_reads() if node is not None else {}
         except Exception as error:  # what a user's class raises when it is made is a mistake like any other
             problems.append(raised(name, found.cls, error, reading))
             continue
@@ -145,7 +153,7 @@ def bind(document: Document, reading: Reading, folder: Path) -> Bound:
         # What a wrong setting would have asked for is not known.
         demands = frozenset() if wrong else frozenset(port for port, wanted in needs.items() if wanted)
         off = frozenset(port for port, wanted in needs.items() if not wanted)
-        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off, workers_per_copy, sessions)
+        bare = BoundNode(name, spec, found.ref, found.cls, node, {}, {}, demands, off, workers_per_copy, sessions, also)
         nodes[name], wrong = _connect(bare, reading, broken)
         problems += wrong
     return Bound(nodes, tuple(problems), _unresolved(nodes, reading, broken), frozenset(broken))

@@ -76,7 +76,7 @@ def _validation_columns(
 
 def _cut(document: Document, graph: Graph) -> Document:
     """The document with the nodes of the graph, and the models that they use."""
-    used = {node.model for node in graph.nodes.values()}
+    used = {name for node in graph.nodes.values() for name in node.models}
     models = part(document.models, {name for name in document.models if name in used})
     return document.model_copy(update={"models": models, "nodes": part(document.nodes, graph.nodes)})
 

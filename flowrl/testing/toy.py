@@ -127,10 +127,11 @@ class _Toy:
 
 
 def toy_context(node: Node, seed: int = 0) -> Context:
-    """A worker of its own on the CPU; a node that works on a model gets the shipped one, to train."""
-    spec = ModelSpec(path=node.toy_model, head=node.head, trainable=True)
+    """A worker of its own on the CPU; a node that works on a model gets the shipped one, to train, and frozen ones."""
+    models = {name: ModelSpec(path=node.toy_model) for name in node.also_reads().values()}
+    models["policy"] = ModelSpec(path=node.toy_model, head=node.head, trainable=True)
     name = "policy" if node.weights is not None else None
-    return Context(node=type(node).__name__, model=name, models={"policy": spec}, seed=seed)
+    return Context(node=type(node).__name__, model=name, models=models, seed=seed)
 
 
 def arguments(node: Node, batch: Batch, absent: Sequence[str] = ()) -> dict[str, Any]:

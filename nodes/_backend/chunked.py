@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.nodes._backend.losses import entropy_of
 
 Entropy = Literal["none", "value", "gradient"]
-Found = tuple[Tensor, Tensor]
+Found = tuple[Tensor, ...]
 """Log-probabilities and entropies, both (T,); 0 in the place of entropies that nobody asked for."""
 
 SCORES_AT_A_TIME = 2**24
@@ -59,7 +59,14 @@ class Scoring:
 
     def of(self, output: Tensor, targets: Tensor) -> Found:
         """Log-probabilities of the targets, and entropies, with gradients by torch."""
-        log_probs = torch.log_softmax(self.logits(output.to(_wide(output), copy=True)), dim=-1)
+        return self.found(self.log_probs(output), targets)
+
+    def log_probs(self, output: Tensor) -> Tensor:
+        """Log-probabilities (T, V) of all words."""
+        return torch.log_softmax(self.logits(output.to(_wide(output), copy=True)), dim=-1)
+
+    def found(self, log_probs: Tensor, targets: Tensor) -> Found:
+        """Log-probabilities of the targets, and entropies, by the log-probabilities (T, V) of all words."""
         chosen = log_probs.gather(1, targets[:, None])[:, 0]
         if self.entropy == "none":
             return chosen, torch.zeros_like(chosen)
@@ -87,14 +94,13 @@ def head_log_probs(head: nn.Module, hidden: Tensor, targets: Tensor, scoring: Sc
 
 
 def in_parts(
-    work: Callable[[Tensor, Tensor], Found], rows: Tensor, targets: Tensor, scoring: Scoring, vocabulary: int
-) -> Found:
+    work: Callable[[Tensor, Tensor], tuple[Tensor, ...]], rows: Tensor, about: Tensor, scoring: Scoring, vocabulary: int
+) -> tuple[Tensor, ...]:
     """Work on some rows (T, ...) at a time, and once more in the backward pass, so that nothing is kept for it."""
     num_parts = scoring.num_parts(len(rows), vocabulary)
-    parts = zip(rows.tensor_split(num_parts), targets.tensor_split(num_parts), strict=True)
+    parts = zip(rows.tensor_split(num_parts), about.tensor_split(num_parts), strict=True)
     found = [checkpoint(work, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-    log_probs, entropies = zip(*found, strict=True)
-    return torch.cat(log_probs), torch.cat(entropies)
+    return tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 def _is_linear(head: nn.Module) -> bool:

@@ -32,6 +32,8 @@ class Wanted(NamedTuple):
     """How many columns before the end of the row lies what predicts the token; 1 is the last column."""
     targets: Tensor
     """The tokens."""
+    at: Tensor
+    """Where each stands among all response tokens."""
 
     def of(self, states: Tensor) -> Tensor:
         """What predicts each token: (rows, columns, ...) -> (T, ...)."""
@@ -88,7 +90,7 @@ def read_off(
         return output
 
     module = unwrapped(model)
-    head = _head_of(module)
+    head = head_of(module)
     assert head is not None, "what has no head says nothing of tokens"
     # Before other hooks: FSDP must see what its backward pass begins with.
     handle = module.register_forward_hook(hand_out, prepend=True)
@@ -106,7 +108,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _head_of(module: nn.Module) -> nn.Module | None:
+def head_of(module: nn.Module) -> nn.Module | None:
+    """What makes logits of hidden states."""
     find = getattr(module, "get_output_embeddings", None)
     found = None if find is None else find()
     return found if isinstance(found, nn.Module) else None
@@ -135,7 +138,7 @@ def _output_replaced(head: nn.Module, make: Make) -> Iterator[None]:
 
 
 def _probed(module: nn.Module, call: Callable[[], Any]) -> Tail | None:
-    head, offered = _head_of(module), []
+    head, offered = head_of(module), []
 
     def offer(_: nn.Module, hidden: Tensor, num_words: int) -> Tensor:
         probe = torch.linspace(-30.0, 30.0, num_words, device=hidden.device)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flowrl.nodes._backend.chunked import Entropy, Scoring, in_parts
-from flowrl.nodes._backend.head import Wanted, scored, tail_of, unwrapped
+from flowrl.nodes._backend.head import Tail, Wanted, scored, tail_of, unwrapped
 from flowrl.nodes._backend.inputs import distinct, flat, padded_inputs, positions_of
 from flowrl.nodes._backend.weights import is_sharded
 from flowrl.partition import Prompts
@@ -81,7 +81,7 @@ def _found(model: nn.Module, prompts: Jagged, responses: Jagged, score: Score) -
     """In one pass over prompts and responses."""
     ids, mask = padded_inputs(prompts, responses)
     width = max(int(responses.lengths.max()), 1)
-    wanted = _wanted(model, responses.row, width - positions_of(responses), flat(responses))
+    wanted = _wanted(model, responses.row, width - positions_of(responses), flat(responses), _all(responses))
     options = {"logits_to_keep": width, "use_cache": False}
     return score(partial(_call, model, ids, mask, ids.shape[1], options), wanted)[1]
 
@@ -91,7 +91,7 @@ def _packed_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: S
     fed = Jagged.of([np.concatenate([p, r[:-1]]) for p, r in zip(prompts, responses, strict=True)], np.int64)
     ids, positions = (torch.from_numpy(each)[None].to(_device(model)) for each in (fed.values, positions_of(fed)))
     before = fed.offsets[responses.row] + prompts.lengths[responses.row] - 1 + positions_of(responses)
-    wanted = _wanted(model, np.zeros_like(before), len(fed.values) - before, flat(responses))
+    wanted = _wanted(model, np.zeros_like(before), len(fed.values) - before, flat(responses), _all(responses))
     call = partial(model, input_ids=ids, position_ids=positions, use_cache=False)
     return score(call, wanted)[1]
 
@@ -104,8 +104,9 @@ def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: S
     options = {"past_key_values": cache, "use_cache": True}
     row, position, targets = responses.row, positions_of(responses), flat(responses)
     first = position == 0
+    begins, follows = np.flatnonzero(first), np.flatnonzero(~first)
     call = partial(_call, model, ids, mask, ids.shape[1], {**options, "logits_to_keep": 1})
-    wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first])
+    wanted = _wanted(model, index[row[first]], position[first] + 1, targets[first], begins)
     output, begun = score(call, wanted)
     width = int(responses.lengths.max(initial=0))
     # Ranks that share a model's weights call it equally often, or they would wait for each other for ever.
@@ -120,16 +121,20 @@ def _shared_found(model: nn.Module, prompts: Jagged, responses: Jagged, score: S
     ids = np.zeros(fed.shape, dtype=np.int64)
     ids[fed] = targets[position < (responses.lengths - 1)[row]]
     call = partial(_call, model, ids, np.concatenate([mask[index], fed], axis=1), width - 1, options)
-    wanted = _wanted(model, row[~first], width - position[~first], targets[~first])
+    wanted = _wanted(model, row[~first], width - position[~first], targets[~first], follows)
     _, continued = score(call, wanted)
     # Row by row again: the first token of each, then those that follow it.
-    order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])))
+    order = torch.from_numpy(np.argsort(np.concatenate([begins, follows])))
     order = order.to(chosen.device)
     return tuple(torch.cat(parts).index_select(0, order) for parts in zip(begun, continued, strict=True))
 
 
-def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any]) -> Wanted:
-    return Wanted(*(torch.from_numpy(each).to(_device(model)) for each in (row, back, targets)))
+def _wanted(model: nn.Module, row: NDArray[Any], back: NDArray[Any], targets: NDArray[Any], at: NDArray[Any]) -> Wanted:
+    return Wanted(*(torch.from_numpy(each).to(_device(model)) for each in (row, back, targets, at)))
+
+
+def _all(responses: Jagged) -> NDArray[Any]:
+    return np.arange(len(responses.row))
 
 
 def _score(
@@ -139,14 +144,18 @@ def _score(
 
     A model that does something of its own with its logits makes all of them; they are read some at a time.
     """
-    one = partial(_call, model, np.zeros((1, 1), np.int64), np.ones((1, 1)), 1, {"use_cache": False})
-    tail = tail_of(model, one)
+    tail = tail_at(model)
     if tail is not None:
         output = scored(model, call, wanted, replace(scoring, scale=tail.scale, cap=tail.cap))
         return output, output.logits[0].unbind(-1)
     output = call()
     logits = wanted.of(output.logits)
     return output, in_parts(scoring.of, logits, wanted.targets, scoring, logits.shape[-1])
+
+
+def tail_at(model: nn.Module) -> Tail | None:
+    """What the model makes of the output of its head; None if only the logits that it makes itself will do."""
+    return tail_of(model, partial(_call, model, np.zeros((1, 1), np.int64), np.ones((1, 1)), 1, {"use_cache": False}))
 
 
 def _device(model: nn.Module) -> torch.device:

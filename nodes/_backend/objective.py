@@ -131,14 +131,14 @@ class Objective(Updating):
         unread = {} if "old_log_probs" in self._loss.parameters else {"old_log_probs": False}
         return {"ref_log_probs": self.kl_coef > 0, "max_tokens": norm, **unread}
 
-    def _objective(self, columns: Mapping[str, Tensor], entropy: Tensor, divisor: float) -> Tensor:
+    def _objective(self, columns: Mapping[str, Tensor], divisor: float) -> Tensor:
         """The share of these tokens in the mini-batch's loss; all columns (T,) are 0 outside the mask.
 
-        `columns` are those of a policy loss, `ref_log_probs` and `importance_weights` where they are read.
+        `columns` are those of a policy loss, `entropy`, and where they are read `ref_log_probs`, `importance_weights`.
         """
         from flowrl.nodes._backend.losses import aggregate, kl
 
-        mask, row = columns["mask"], columns["row"]
+        mask, row, entropy = columns["mask"], columns["row"], columns["entropy"]
 
         def total(values: Tensor) -> Tensor:
             return aggregate(values, row, mask, self._aggregation, divisor)

@@ -73,15 +73,14 @@ class Policy(Objective):
         from flowrl.nodes._backend.mismatch import report_versions
 
         rows = prompt_ids.rows
-        refusal = self.refuses({"old_log_probs": ()} if old_log_probs is not None else {}, rows.num_groups)
-        if refusal:
-            raise ValueError(refusal)
         mask = loss_mask if corrected_mask is None else loss_mask & corrected_mask
         if policy_version is not None and self._context.rank == 0:
             report_versions(policy_version.jagged, mask.values)
         columns = {"advantages": advantages, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
         columns |= {"rollout_log_probs": rollout_log_probs, "importance_weights": importance_weights}
         floats = {name: column.cast("float").jagged for name, column in columns.items() if column is not None}
+        if refusal := self.refuses(dict.fromkeys(floats, ()), rows.num_groups):
+            raise ValueError(refusal)
         masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
         budget = 0 if max_tokens is None else max_tokens.value
@@ -96,25 +95,26 @@ class Policy(Objective):
 
     def _share(self, divisor: float, temperature: float, model: Any, part: TokenRows, excluded: bool) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
-        from flowrl.nodes._backend.logprob import token_log_probs
         from flowrl.nodes._backend.losses import within
         from flowrl.nodes._backend.mismatch import report_mismatch
+
+        scores = self._scores(model, part, temperature)
+        device = scores["log_probs"].device
+        mask = part.tensor("loss_mask", device) & (not excluded)
+        columns = {name: within(mask, column) for name, column in scores.items()}
+        columns["old_log_probs"] = columns["log_probs"].detach()
+        read = part.columns.keys() - {"loss_mask"}
+        columns |= {name: within(mask, part.tensor(name, device)) for name in read}
+        loss = self._objective(columns | {"mask": mask, "row": part.row.to(device)}, divisor)
+        if "rollout_log_probs" in read:
+            report_mismatch(columns["old_log_probs"] - columns["rollout_log_probs"], float(mask.sum()))
+        return loss
+
+    def _scores(self, model: Any, part: TokenRows, temperature: float) -> dict[str, Tensor]:
+        """What the model says of each token: `log_probs` and `entropy`, both (T,)."""
+        from flowrl.nodes._backend.logprob import token_log_probs
 
         wanted: Entropy = "gradient" if self.entropy_coef else "value"
         log_probs, entropy = token_log_probs(model, part.prompts, part.responses, temperature, wanted)
         assert entropy is not None
-        device = log_probs.device
-        mask = part.tensor("loss_mask", device) & (not excluded)
-        log_probs, entropy = within(mask, log_probs), within(mask, entropy)
-        columns = {
-            "log_probs": log_probs,
-            "old_log_probs": log_probs.detach(),
-            "mask": mask,
-            "row": part.row.to(device),
-        }
-        read = part.columns.keys() - {"loss_mask"}
-        columns |= {name: within(mask, part.tensor(name, device)) for name in read}
-        loss = self._objective(columns, entropy, divisor)
-        if "rollout_log_probs" in read:
-            report_mismatch(columns["old_log_probs"] - columns["rollout_log_probs"], float(mask.sum()))
-        return loss
+        return {"log_probs": log_probs, "entropy": entropy}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from flowrl.errors import Problem
 from flowrl.graph.build import Edge
-from flowrl.graph.checks import fields, memory, names, schedule, sizes, training, validation, weights
+from flowrl.graph.checks import fields, memory, names, readers, schedule, sizes, training, validation, weights
 from flowrl.graph.checks.offers import Offers, shown
 from flowrl.graph.checks.waste import needless
 from flowrl.graph.subject import Check, Subject
@@ -76,6 +76,8 @@ CHECKS: tuple[Check, ...] = (
     weights.rollout_without_sync,
     weights.frozen_update,
     weights.second_of_its_kind,
+    readers.other_vocabulary,
+    readers.trained_beside,
     weights.sync_of_an_untrained_model,
     cycle,
     sizes.pool_shares,

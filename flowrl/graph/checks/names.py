@@ -49,9 +49,10 @@ def _use_fault(subject: Subject, name: str, model: ModelSpec) -> Fault | None:
     if fault := content_fault(model.path):
         return fault
     roles = {node.weights for node in subject.nodes if node.model == name}
+    beside = any(name in node.also_reads.values() for node in subject.nodes)
     if model.head == "value":
         return value_fault(model.path, model.trainable or "updates" in roles)  # else FR024
-    if roles & {"generates", "updates"} and (fault := causal_fault(model.path)):
+    if (beside or roles & {"generates", "updates"}) and (fault := causal_fault(model.path)):
         return fault
     return tokenizer_fault(model.path) if "generates" in roles and model.tokenizer is None else None
 
@@ -82,11 +83,14 @@ def unknown_model(subject: Subject) -> Iterator[Problem]:
     if subject.reading.is_broken(("models",)):
         return
     for node in subject.nodes:
-        if node.model is not None and node.model not in known:
-            yield Problem("FR010", subject.place("nodes", node.name, "model"),
-                          f"nodes.{node.name} uses model '{node.model}', which is not under models:",
-                          nearest(node.model, subject.document.models)
-                          or f"models: {{{node.model}: {{path: ...}}}}")  # fmt: skip
+        named = {**node.also_reads} if node.model is None else {"model": node.model, **node.also_reads}
+        for key, model in named.items():
+            if model not in known:
+                written = key in node.spec.params or key == "model"
+                yield Problem("FR010", subject.place("nodes", node.name, *[key] * written, key=not written),
+                              f"nodes.{node.name} uses model '{model}', which is not under models:",
+                              nearest(model, subject.document.models)
+                              or f"models: {{{model}: {{path: ...}}}}")  # fmt: skip
 
 
 def needless_or_missing_model(subject: Subject) -> Iterator[Problem]:

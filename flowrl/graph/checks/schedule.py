@@ -166,7 +166,7 @@ def not_available(subject: Subject) -> Iterator[Problem]:
             yield refused(f"pools.{name}: 'nodes:'", "remove `nodes:`; Ray chooses the machines",
                           "pools", name, "nodes")  # fmt: skip
     for name, model in document.models.items():
-        whole = [node for node in subject.nodes if node.model == name and node.weights in ("reads", "updates")]
+        whole = [node for node in subject.nodes if name in node.models and node.weights in ("reads", "updates")]
         whole = [node for node in whole if not node.cls.takes_shards]
         if model.parallel == "fsdp2" and whole:
             yield refused(f"nodes.{whole[0].name} ({whole[0].use}) on shares of models.{name}", "parallel: ddp",

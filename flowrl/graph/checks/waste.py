@@ -56,12 +56,13 @@ class _Waste:
     def __init__(self, subject: Subject) -> None:
         self.graph = subject.graph
         self.kept = needed(subject.graph, subject.goals)
-        self.users: dict[str | None, set[str]] = {}
+        self.users: dict[str, set[str]] = {}
         """Nodes of each model."""
         self.off: dict[str, list[tuple[BoundNode, str]]] = {}
         """For each field the ports that would read it, if they were not switched off."""
         for node in subject.nodes:
-            self.users.setdefault(node.model, set()).add(node.name)
+            for model in node.models:
+                self.users.setdefault(model, set()).add(node.name)
             for port, field in _switched_off(node).items():
                 self.off.setdefault(field, []).append((node, port))
 
@@ -75,8 +76,7 @@ class _Waste:
             alone = self._only_for(node.name)
             if len(alone) > 1:
                 yield f"only it needs {', '.join(f'nodes.{name}' for name in sorted(alone - {node.name}))}"
-            if node.model is not None and self.users[node.model] <= alone:
-                yield f"only it uses models.{node.model}"
+            yield from (f"only it uses models.{model}" for model in node.models if self.users[model] <= alone)
 
     def _only_for(self, name: str) -> set[str]:
         """This node and those before it for which nobody else waits."""
@@ -112,7 +112,7 @@ def _needs(node: Node, port: str) -> bool:
 
 
 def _models(subject: Subject) -> Iterator[Problem]:
-    used = {node.model for node in subject.declared}
+    used = {model for node in subject.declared for model in node.models}
     for name in subject.document.models:
         if name not in used:
             yield Problem("FR030", subject.place("models", name, key=True), f"no node uses models.{name}",

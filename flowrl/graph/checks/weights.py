@@ -15,7 +15,7 @@ def other_head(subject: Subject) -> Iterator[Problem]:
     """FR033: a critic says no words, and a language model no values."""
     models = subject.document.models
     for name, model in models.items():
-        nodes = [node for node in subject.nodes if node.model == name and node.weights is not None]
+        nodes = [node for node in subject.nodes if name in node.models and node.weights is not None]
         wrong = [node for node in nodes if node.cls.head != model.head]
         if not wrong or subject.reading.is_broken(("models", name, "head")):
             continue
@@ -29,9 +29,10 @@ def other_head(subject: Subject) -> Iterator[Problem]:
             continue
         other = next((other for other, spec in models.items() if spec.head == wanted), "")
         for node in wrong:
-            yield Problem("FR033", subject.place("nodes", node.name, "model"),
+            key = next((key for key, read in node.also_reads.items() if read == name), "model")
+            yield Problem("FR033", subject.place("nodes", node.name, key),
                           f"nodes.{node.name} ({node.use}) needs a model with head: {wanted}, but models.{name} has "
-                          f"head: {model.head}", f"model: {other}" if other else
+                          f"head: {model.head}", f"{key}: {other}" if other else
                           f"model: critic, and models: {{critic: {{path: {model.path}, head: {wanted}}}}}"
                           )  # fmt: skip
 

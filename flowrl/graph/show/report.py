@@ -229,10 +229,12 @@ def _compute(plan: Plan, sizes: Sizes) -> Iterator[str]:
         yield "  what a validation runs is not counted"
     rows = []
     for work in sizes.work:
-        every = plan.graph.nodes[work.node].spec.every
+        node = plan.graph.nodes[work.node]
+        every = node.spec.every
         tokens = f"{count(work.num_passes, 'pass', 'passes')} over {count(work.num_tokens, 'token')}, "
-        wanted = "logits" if plan.graph.nodes[work.node].cls.head == "lm" else "a value"
+        wanted = "logits" if node.cls.head == "lm" else "a value"
         tokens += f"{work.num_logits:,} of them with {wanted}"
+        tokens += "".join(f"; and forward through {name}" for name in node.also_reads.values())
         tokens += f"; every {ordinal(every)} step: 1/{every:,} in the sum" if every > 1 else ""
         flops = "unknown" if isinstance(work.flops, Unknown) else human_flops(work.flops)
         rows.append((work.node, work.model, flops, tokens))

@@ -13,7 +13,8 @@ embeddings, norms, softmax and the optimizer are not counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from flowrl.graph.sizes.architecture import Architecture, Unknown
 from flowrl.graph.sizes.batches import Passes
@@ -35,7 +36,7 @@ class Work:
     num_passes: int
     """1 for a forward pass, 3 with its backward pass, 2 where only adapters train; times the epochs."""
     flops: int | Unknown
-    """Unknown where the model is; 0 where a script takes its place."""
+    """Those of models that are read beside included. Unknown where the model is; 0 where a script takes its place."""
 
 
 def work(
@@ -67,12 +68,26 @@ def _forward(architecture: Architecture, tokens: int, attended: float, logits: i
 
 
 def work_of_passes(
-    cut: Passes, model: str, architecture: Architecture | Unknown, lengths: Lengths, adapters: bool = False
+    cut: Passes,
+    model: str,
+    architecture: Architecture | Unknown,
+    lengths: Lengths,
+    adapters: bool = False,
+    beside: Sequence[Architecture | Unknown] = (),
 ) -> Work:
-    """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch), of `adapters` alone."""
+    """Log-probabilities (one forward pass) or an update (forward and backward, in each epoch), of `adapters` alone.
+
+    Models that are read beside the node's own take one forward pass in each epoch.
+    """
     times = (2 if adapters else 3) * cut.epochs if cut.updates else 1
     attention = 3 * cut.epochs if cut.updates else 1
-    return work(cut.node, model, architecture, cut.prompts_read, cut.rows_read, lengths, times, attention)
+    found = work(cut.node, model, architecture, cut.prompts_read, cut.rows_read, lengths, times, attention)
+    for other in beside:
+        more = work(cut.node, model, other, cut.prompts_read, cut.rows_read, lengths, cut.epochs).flops
+        if isinstance(more, Unknown) or isinstance(found.flops, Unknown):
+            return replace(found, flops=found.flops if isinstance(found.flops, Unknown) else more)
+        found = replace(found, flops=found.flops + more)
+    return found
 
 
 def work_of_rollout(

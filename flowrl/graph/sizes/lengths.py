@@ -6,7 +6,7 @@ length, and says so beside every number that follows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.graph.bind import BoundNode
@@ -146,15 +146,25 @@ def _takers(graph: Graph, origins: Mapping[str, Sequence[str]]) -> dict[str, set
     """
     found: dict[str, set[str]] = {name: set() for name in ("", *origins)}
     for node in graph.nodes.values():
+        if node.model is not None and holds_engine(node):
+            found[node.name].add(node.model)
+    for rollout, node in readers_of_tokens(graph):
+        if holds_engine(node) or node.weights != "generates":
+            found[rollout].update(node.models)
+    return found
+
+
+def readers_of_tokens(graph: Graph) -> Iterator[tuple[str, BoundNode]]:
+    """Each node that works on models and reads a field per token, with each rollout that its rows come from.
+
+    Rows that come from no rollout have "" in its place.
+    """
+    origins = origins_of(graph)
+    for node in graph.nodes.values():
         if node.model is None or node.weights not in ("reads", "updates", "generates"):
             continue
-        if holds_engine(node):
-            found[node.name].add(node.model)
-        if holds_engine(node) or node.weights != "generates":
-            for field in fields_of(node, graph)[1]:
-                for rollout in origins.get(field.writer, ("",)):
-                    found[rollout].add(node.model)
-    return found
+        for field in fields_of(node, graph)[1]:
+            yield from ((rollout, node) for rollout in origins.get(field.writer, ("",)))
 
 
 def _room(names: Collection[str], models: Mapping[str, Architecture | Unknown]) -> tuple[int, str] | None:

@@ -203,7 +203,8 @@ def _work(
         model, own = models[node.model], lengths.of(name)
         if isinstance(cut, Passes):
             adapters = plan.document.models[node.model].lora is not None
-            found.append(work_of_passes(cut, node.model, model, own, adapters))
+            beside = [models[name] for name in node.also_reads.values()]
+            found.append(work_of_passes(cut, node.model, model, own, adapters, beside))
         elif holds_engine(node):
             found.append(work_of_rollout(name, node.model, model, batch.prompts, node.sessions, own))
     return found

@@ -35,6 +35,10 @@ SCORES_AT_A_TIME = 2**24
 That of `nodes/_backend/chunked.py`; a test compares them."""
 LOGIT_BYTES: Mapping[str, int] = {"float32": 8, "bfloat16": 10, "float16": 10}
 """Bytes for each of them: two copies in float32, and what a narrow model puts out. Measured by a test."""
+LOGITS_COMPARED_AT_A_TIME = SCORES_AT_A_TIME // 4
+"""Where an update compares the logits of its model with those of another; `nodes/_backend/distilling.py`."""
+MORE_LOGIT_BYTES_COMPARED = 20
+"""Bytes for each of them beside `LOGIT_BYTES`: what softmax and divergence keep for the gradient, and the other's."""
 LOGIT_BYTES_OF_SAMPLING = 16
 """Bytes per session and word while a token is drawn: logits, log-softmax, probabilities, their sum, in float32."""
 
@@ -112,9 +116,10 @@ def held(
     trained = [name for name in specs if any(node.weights == "updates" and node.model == name for node in nodes)]
     for name, spec in specs.items():
         mine, model = [node for node in nodes if node.model == name], models[name]
+        beside = any(name in node.also_reads.values() for node in nodes)
         if isinstance(model, Unknown):
             continue
-        roles = {node.weights for node in mine}
+        roles = {node.weights for node in mine} | ({"reads"} if beside else set())
         policy = base_of(name, specs, trained)
         if policy is not None and "reads" in roles:
             yield Share(name, "weights", 0, f"those of {policy}, its adapter off")
@@ -194,7 +199,9 @@ def logits(
     if cut.rows_per_micro_batch is None:
         return None
     tokens, width = cut.rows_per_micro_batch * lengths.response_tokens, LOGIT_BYTES[spec.dtype]
-    num_parts = -(-tokens // max(1, SCORES_AT_A_TIME // words))
+    width += MORE_LOGIT_BYTES_COMPARED * bool(node.also_reads)
+    most = LOGITS_COMPARED_AT_A_TIME if node.also_reads else SCORES_AT_A_TIME
+    num_parts = -(-tokens // max(1, most // words))
     at_a_time = -(-tokens // num_parts)
     how = f"{count(at_a_time, 'token')} at a time x vocabulary {words:,} x {width} B"
     return Share(node.model or "", "logits", at_a_time * words * width, how, node.name)

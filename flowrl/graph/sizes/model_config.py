@@ -62,6 +62,17 @@ def read_architecture(path: str) -> Architecture | Unknown:
     )
 
 
+def folder_here(path: str) -> Path | None:
+    """The folder of a model or tokenizer that is on this machine; None of a GGUF file, and of what is not here."""
+    if gguf_file(path) is not None:
+        return None
+    folder = local_folder(path)
+    if folder is None and fault_of(path) is None:
+        config = _cached(path)
+        return None if config is None else config.parent
+    return folder
+
+
 def _config_file(path: str) -> Path | None:
     """The file, if the model is on this machine. Raises `OSError` where its folder lacks one."""
     folder = local_folder(path)

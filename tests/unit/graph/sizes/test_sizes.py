@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,18 @@ from flowrl.graph.sizes.batches import Generation, Passes
 from flowrl.graph.sizes.flops import work_of_passes, work_of_rollout
 from flowrl.graph.sizes.lengths import BYTES_PER_TOKEN, Lengths
 from flowrl.graph.sizes.measure import field_bytes, field_sizes, lengths_of, measure
-from flowrl.graph.sizes.memory import GIB, LOGIT_BYTES, LOGIT_BYTES_OF_SAMPLING, SCORES_AT_A_TIME, logits
+from flowrl.graph.sizes.memory import (
+    GIB,
+    LOGIT_BYTES,
+    LOGIT_BYTES_OF_SAMPLING,
+    LOGITS_COMPARED_AT_A_TIME,
+    SCORES_AT_A_TIME,
+    logits,
+)
 from flowrl.model import ModelSpec
+from flowrl.model_files import ASSETS
+from flowrl.node import Context
+from flowrl.nodes._backend import distilling
 from flowrl.nodes._backend.chunked import Scoring, head_log_probs
 from flowrl.nodes._backend.logprob import token_log_probs
 from flowrl.nodes._backend.prefix import sample
@@ -150,9 +162,14 @@ def test_rows_that_come_from_both_rollouts_are_as_long_as_the_longer() -> None:
 
 
 @pytest.mark.parametrize("engine", ["transformers", "fake"])
-@pytest.mark.parametrize("reader", ["arith-tiny", "gpt2"])
-def test_every_model_that_takes_the_tokens_limits_them(engine: str, reader: str) -> None:
-    sets = [f"nodes.rollout.engine={engine}", "params.base=gpt2", f"models.reference.path={reader}"]
+@pytest.mark.parametrize("reader", ["short", "gpt2"])
+def test_every_model_that_takes_the_tokens_limits_them(engine: str, reader: str, tmp_path: Path) -> None:
+    short = tmp_path / "short"  # 64 positions, and as many words as the other
+    shutil.copytree(ASSETS / "arith-tiny", short)
+    config = json.loads((short / "config.json").read_text()) | {"vocab_size": 50257}
+    (short / "config.json").write_text(json.dumps(config))
+    path = short if reader == "short" else reader
+    sets = [f"nodes.rollout.engine={engine}", "params.base=gpt2", f"models.reference.path={path}"]
     lengths = lengths_of(load(DEFAULT, sets).plan(), None, 300).longest
     if reader == "gpt2":
         assert (lengths.prompt_tokens, lengths.too_long) == (256, "")
@@ -392,11 +409,51 @@ def test_logits_take_no_more_for_more_tokens(num_tokens: int) -> None:
         (log_probs.sum() + entropies.sum()).backward()
     assert peak.peak == pytest.approx(LOGIT_BYTES["float32"] * SCORES_AT_A_TIME, rel=0.01)
     share = logits(
-        SimpleNamespace(model="policy", name="update"), ModelSpec(path="x"),  # type: ignore[arg-type]
+        SimpleNamespace(model="policy", name="update", also_reads={}), ModelSpec(path="x"),  # type: ignore[arg-type]
         SimpleNamespace(vocabulary=words, value_head=False),  # type: ignore[arg-type]
         passes(prompts=num_tokens // 6, group=1, max_tokens=10**6), Lengths(4, 6),
     )  # fmt: skip
     assert share is not None and share.num_bytes == peak.peak
+
+
+@pytest.mark.parametrize("num_tokens", [300, 900])
+@pytest.mark.parametrize("top_k", [None, 50])
+def test_a_teacher_takes_the_bytes_that_are_planned_and_no_more_for_more_tokens(
+    num_tokens: int, top_k: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = LOGITS_COMPARED_AT_A_TIME // 100
+
+    def model(hidden: int) -> LlamaForCausalLM:
+        sizes = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=words, hidden_size=hidden, **sizes))
+
+    monkeypatch.setattr(distilling, "model_of", lambda context: model(16))
+    teacher = distilling.Teacher(Context(models={"teacher": ModelSpec(path="x")}, model="teacher"))
+    student, rows = model(8), num_tokens // 20
+    prompts, responses = (Jagged.of([np.arange(num)] * rows, np.int64) for num in (6, 20))
+    with Peak(words * 50) as peak:
+        found = distilling.token_divergences(student, teacher, prompts, responses, 1.0, "value", top_k)
+        (found[0].sum() + found[2].sum()).backward()
+    share = logits(
+        SimpleNamespace(model="policy", name="update", also_reads={"teacher": "teacher"}), ModelSpec(path="x"),  # type: ignore[arg-type]
+        SimpleNamespace(vocabulary=words),  # type: ignore[arg-type]
+        passes(prompts=rows, group=1, max_tokens=10**6), Lengths(6, 20),
+    )  # fmt: skip
+    assert share is not None and share.num_bytes == pytest.approx(peak.peak, rel=0.1)
+
+
+def test_a_teacher_costs_its_weights_and_a_forward_pass() -> None:
+    """Of two models of the same shape: one trains, the other is read."""
+    plan = load(PIPELINES / "distill_on_policy.yaml").plan()
+    sizes = measure(plan)
+    held = {share.model: share.num_bytes for share in sizes.memory[0].shares if share.what == "weights"}
+    assert held["teacher"] == held["policy"]
+    flops = {work.node: work.flops for work in sizes.work}
+    assert isinstance(flops["actor_update"], int)
+    assert flops["actor_update"] == 4 * flops["rollout"]
+    adapted = load(PIPELINES / "distill_on_policy.yaml", ["models.policy.lora={}"]).plan()
+    kept = {share.model: share.how for share in measure(adapted).memory[0].shares if share.what == "weights"}
+    assert kept["teacher"] == "those of policy, its adapter off"
 
 
 def test_sampling_takes_the_bytes_that_are_planned() -> None:
