@@ -21,9 +21,8 @@ from flowrl.metrics import collect, merge
 from flowrl.model import ModelSpec, OptimizerSpec
 from flowrl.model_files import ASSETS
 from flowrl.node import CYCLE, Context
-from flowrl.nodes._backend.losses import aggregate, denominator
+from flowrl.nodes._backend.losses import aggregate, denominator, value_loss
 from flowrl.nodes._backend.value_head import load_headed
-from flowrl.nodes._backend.value_loss import value_loss
 from flowrl.nodes.model.values import Values
 from flowrl.nodes.update.policy import Policy
 from flowrl.nodes.update.value import Value
