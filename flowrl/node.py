@@ -167,8 +167,7 @@ class Node(Settings):
 
     def active_ports(self) -> Mapping[str, Port]:
         """The ports of `run` that these settings may read."""
-        needs = self.needs()
-        return {name: port for name, port in self.input_ports.items() if needs.get(name, True)}
+        return {name: port for name, port in self.input_ports.items() if self.needs().get(name, True)}
 
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         """Why these settings do not go with the fields that the ports read, or with what the schedule hands over.
@@ -187,10 +186,7 @@ class Node(Settings):
         return ""
 
     def lacks(self) -> Mapping[str, str]:
-        """By setting, what it needs that is not on this machine, such as an environment variable.
-
-        A warning of `flowrl check`, for the workers may have it; `flowrl run` refuses it where they are started here.
-        """
+        """By setting, what it needs and this machine lacks: a warning of a check, and refused where workers start here."""
         return {}
 
     def refuses_placement(self, trains_on: str, generates_on: Sequence[str], accelerators: bool | None = None) -> str:

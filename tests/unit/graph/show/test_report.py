@@ -196,7 +196,7 @@ def test_pruning_names_no_saving_of_nothing() -> None:
     assert section(page("run.prune=true", extra), "pruned")[1] == "  saves nothing measurable"
     judge = ["pools.other={workers: 2}",
              "nodes.extra={use: model.logprob, model: other, pool: other, writes: {log_probs: unread}}",
-             "models.other={path: gpt2}"]  # fmt: skip
+             "models.other={path: arith-tiny}"]  # fmt: skip
     saved = section(page("run.prune=true", *judge), "pruned")[1]
     assert "worker of other" in saved and "train" not in saved and " 0 " not in saved
 

@@ -436,7 +436,7 @@ def test_a_teacher_takes_the_bytes_that_are_planned_and_no_more_for_more_tokens(
         (found[0].sum() + found[2].sum()).backward()
     share = logits(
         SimpleNamespace(model="policy", name="update", also_reads={"teacher": "teacher"}), ModelSpec(path="x"),  # type: ignore[arg-type]
-        SimpleNamespace(vocabulary=words),  # type: ignore[arg-type]
+        SimpleNamespace(vocabulary=words, value_head=False),  # type: ignore[arg-type]
         passes(prompts=rows, group=1, max_tokens=10**6), Lengths(6, 20),
     )  # fmt: skip
     assert share is not None and share.num_bytes == pytest.approx(peak.peak, rel=0.1)
