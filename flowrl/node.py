@@ -186,7 +186,7 @@ class Node(Settings):
         return ""
 
     def lacks(self) -> Mapping[str, str]:
-        """By setting, what it needs and this machine lacks: a warning of a check, and refused where workers start here."""
+        """By setting, what it needs and this machine lacks: a warning of a check; refused where workers start here."""
         return {}
 
     def refuses_placement(self, trains_on: str, generates_on: Sequence[str], accelerators: bool | None = None) -> str:
