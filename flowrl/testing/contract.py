@@ -1,5 +1,5 @@
-"""What every node owes the engine, tried on toy batches: eight properties, each with what breaks it, and a ninth of nodes
-that remember something.
+"""What every node owes the engine, tried on toy batches: eight properties, each with what breaks it, and a ninth
+of nodes that remember something.
 
 A node cannot read a field that `run` does not take; that it reads only what it declares means here that it changes none
 of its inputs, which are shared memory in a run, and that it works without the optional ones. The plain batch has no
@@ -109,6 +109,12 @@ class _Trial:
     def forgetful(self) -> Node:
         """One whose next run is to be compared with the first of another: it remembers nothing."""
         return self.first if self.node.pure else self.fresh()
+
+    def memory(self) -> str:
+        """What to say of a node that gives something else when it is given the same batch again."""
+        again = self.run(self.forgetful(), self.batch())
+        forgot = not difference(values_of(self.node, self.plain.out), values_of(self.node, again.out), self.tolerance)
+        return "" if forgot else "\nso it does with the same batch again: a node that remembers says `pure = False`"
 
     def batch(self, shape: Shape = PLAIN) -> Batch:
         """A new batch, whatever a node may have done to the last one."""
@@ -237,7 +243,7 @@ class _Trial:
         if self.node.scope in ("batch", "step") and self.holds("is deterministic under a seed"):
             found = difference(values_of(self.node, self.plain.out), values_of(self.node, ran.out), self.tolerance)
             if found:
-                raise Fault(f"{ORDER}, {found}")
+                raise Fault(f"{ORDER}, {found}{self.memory()}")
 
     def check_rows(self, ran: Ran, given: Rows, where: str = "") -> None:
         """The rows written are those that the node's cardinality promises, in the order in which they came."""
@@ -259,7 +265,8 @@ class _Trial:
             alone = values_of(self.node, self.run(self.forgetful(), piece, f"with one {what} alone").out)
             found = difference({key: whole.get(key, "absent") for key in alone}, alone, self.tolerance)
             if found:
-                raise Fault(f"{found}: in the batch, and with its {what} alone (its scope is '{self.node.scope}')")
+                where = f"in the batch, and with its {what} alone (its scope is '{self.node.scope}')"
+                raise Fault(f"{found}: {where}{self.memory()}")
 
     def survives_edges(self) -> None:
         """Empty and short responses, empty masks, groups of one, a single row, and where it can occur none."""

@@ -451,6 +451,17 @@ def test_a_node_that_remembers_is_tried_once_more() -> None:
     assert check_node(OfGroups) == [RUNS, SEED, READS, WRITES, ROWS, SCOPE, EDGES, NULLS, STATE]
 
 
+def test_a_node_that_remembers_and_does_not_say_so_is_told_how() -> None:
+    class Secretly(Remembers):
+        pure = True
+
+    (verdict,) = (one for one in verdicts_of(Secretly) if one.holds is False)
+    assert verdict.name == ROWS
+    assert verdict.details.endswith("\nso it does with the same batch again: a node that remembers says `pure = False`")
+    for cls in (ByPosition, Neighbours, OtherGroups):
+        assert not any("remembers" in one.details for one in verdicts_of(cls))
+
+
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
