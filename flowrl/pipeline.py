@@ -106,7 +106,7 @@ class Pipeline:
         return compare(self.plan(), other.plan())
 
     def run(
-        self, *, local: bool = False, address: str | None = None, quiet: bool = False, resume: str | None = None
+        self, *, local: bool = False, address: str | None = None, quiet: bool = False, resume: str | Path | None = None
     ) -> Result:
         """Run it: on Ray started here, on the cluster at `address`, or in this process with `local`.
 
@@ -118,8 +118,9 @@ class Pipeline:
         from flowrl.launch import launch
 
         return launch(
-            self.plan(), self.reading, self.resolved(), local=local, address=address, quiet=quiet, resume=resume
-        )
+            self.plan(), self.reading, self.resolved(), local=local, address=address, quiet=quiet,
+            resume=None if resume is None else str(resume),
+        )  # fmt: skip
 
 
 def load(path: str | Path, sets: Sequence[str] = (), to_nodes: Sequence[str] = ()) -> Pipeline:

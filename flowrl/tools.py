@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flowrl.catalogue import Entry, Read
     from flowrl.node import Node
     from flowrl.scaffold import Kind
-    from flowrl.testing.contract import Verdict
+    from flowrl.testing.faults import Verdict
 
 WIDTH, NAME_WIDTH = 100, 28
 

@@ -17,7 +17,8 @@ from flowrl.catalogue import smallest_parameters
 from flowrl.graph.plan import Plan
 from flowrl.node import Context, Node
 from flowrl.pipeline import Pipeline, load
-from flowrl.testing.contract import Verdict, verdicts
+from flowrl.testing.contract import verdicts
+from flowrl.testing.faults import Verdict
 from flowrl.testing.toy import run_node, toy_batch, toy_context
 
 __all__ = ["NodeTestError", "assert_plan", "check_node", "run_node", "toy_batch", "toy_context", "verdicts_of"]

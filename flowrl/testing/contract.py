@@ -1,4 +1,5 @@
-"""What every node owes the engine, tried on toy batches: eight properties, each with what breaks it.
+"""What every node owes the engine, tried on toy batches: eight properties, each with what breaks it, and a ninth
+of nodes that remember something.
 
 A node cannot read a field that `run` does not take; that it reads only what it declares means here that it changes none
 of its inputs, which are shared memory in a run, and that it works without the optional ones. The plain batch has no
@@ -9,10 +10,8 @@ once.
 from __future__ import annotations
 
 import copy
-import inspect
-import traceback
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from flowrl.metrics import Report, collect
 from flowrl.node import Context, Node
 from flowrl.rows import Rows
 from flowrl.testing.compare import Values, changed_input, difference, misfit, some, values_of, wrong_rows
+from flowrl.testing.faults import Fault, Untried, Verdict, error_of, said
 from flowrl.testing.toy import arguments, joined, toy_batch, toy_context
 
 Shape = Mapping[str, Any]
@@ -40,22 +40,6 @@ EDGES: Mapping[str, Shape] = {
 }
 NULLS: Mapping[str, Shape] = {"a null": {"nulls": 1}, "nothing but nulls": {"nulls": 99}}
 ORDER = "with the groups in another order"
-
-
-class Verdict(NamedTuple):
-    """Whether a property holds; None where there was nothing to try, with the reason."""
-
-    name: str
-    holds: bool | None
-    details: str = ""
-
-
-class Fault(Exception):
-    """The property does not hold; the message says how."""
-
-
-class Untried(Exception):
-    """The property says nothing of this node; the message says why."""
 
 
 class Ran(NamedTuple):
@@ -84,6 +68,8 @@ def verdicts(node: Node, *, seed: int = 0, context: Context | None = None) -> li
         "survives empty and short rows": trial.survives_edges,
         "survives nulls": trial.survives_nulls,
     }
+    if not node.pure and node.weights != "updates":
+        properties["goes on from its state"] = trial.goes_on
     for name, prove in properties.items():
         try:
             if trial.holds("runs on a plain batch") is False:
@@ -120,6 +106,16 @@ class _Trial:
         node.setup(Context(**{**vars(context), "shared": {}}))
         return node
 
+    def forgetful(self) -> Node:
+        """One whose next run is to be compared with the first of another: it remembers nothing."""
+        return self.first if self.node.pure else self.fresh()
+
+    def memory(self) -> str:
+        """What to say of a node that gives something else when it is given the same batch again."""
+        again = self.run(self.forgetful(), self.batch())
+        forgot = not difference(values_of(self.node, self.plain.out), values_of(self.node, again.out), self.tolerance)
+        return "" if forgot else "\nso it does with the same batch again: a node that remembers says `pure = False`"
+
     def batch(self, shape: Shape = PLAIN) -> Batch:
         """A new batch, whatever a node may have done to the last one."""
         return toy_batch(self.node, seed=self.seed, num_fields=self.num_fields, **{**PLAIN, **shape})
@@ -139,11 +135,11 @@ class _Trial:
                 blocks = list(result) if isinstance(result, Iterator) else [result]
             except (Exception, SystemExit) as error:
                 rows = some(self.culprits(node, batch, absent) or batch.rows.names() or batch.rows.uids)
-                raise Fault(_said(where, f"{_error(type(node), error)}\nrows {rows}")) from error
+                raise Fault(said(where, f"{error_of(type(node), error)}\nrows {rows}")) from error
         try:
             return Ran(blocks, joined(node, blocks), report)
         except Exception as error:
-            raise Fault(_said(where, f"the blocks that it yields do not fit together: {error}")) from error
+            raise Fault(said(where, f"the blocks that it yields do not fit together: {error}")) from error
 
     def culprits(self, node: Node, batch: Batch, absent: Sequence[str]) -> list[str]:
         """The rows or groups that fail by themselves."""
@@ -170,7 +166,7 @@ class _Trial:
         try:
             self.first, self.second = self.fresh(), self.fresh()
         except Exception as error:
-            raise Fault(_said("setup", _error(type(self.node), error))) from error
+            raise Fault(said("setup", error_of(type(self.node), error))) from error
         self.plain = self.run(self.first, self.batch())
         for failed in self.plain.report.failures:
             raise Fault(f"it reports a failure: {failed.error}\nrows {some(failed.rows)}")
@@ -179,12 +175,25 @@ class _Trial:
         """Two fresh instances give the same outputs and metrics, bit for bit, twice in a row."""
         first = [self.plain, self.run(self.first, self.batch())]
         for nth, one in zip(("first", "second"), first, strict=True):
-            two = self.run(self.second, self.batch())
-            found = difference(values_of(self.node, one.out), values_of(self.node, two.out))
-            if not found:
-                found = difference(_metrics(one.report), _metrics(two.report))
-            if found:
+            if found := self.differ(one, self.run(self.second, self.batch())):
                 raise Fault(f"two fresh instances differ in their {nth} run: {found}")
+
+    def differ(self, one: Ran, two: Ran) -> str:
+        """The first difference in outputs, or else in metrics, to the last bit; empty if there is none."""
+        found = difference(values_of(self.node, one.out), values_of(self.node, two.out))
+        return found or difference(_metrics(one.report), _metrics(two.report))
+
+    def goes_on(self) -> None:
+        """Another instance that loads what it saved after a run goes on as it does itself."""
+        node, other = self.fresh(), self.fresh()
+        self.run(node, self.batch())
+        try:
+            if saved := node.state():
+                other.load_state(pickle.loads(pickle.dumps(saved)))
+        except Exception as error:
+            raise Fault(said("state", error_of(type(node), error))) from error
+        if found := self.differ(self.run(node, self.batch()), self.run(other, self.batch())):
+            raise Fault(f"after a run, itself and another that loaded its state differ in their next: {found}")
 
     def leaves_inputs_alone(self) -> None:
         """Inputs stay as they are, and the optional ones may be absent."""
@@ -196,7 +205,7 @@ class _Trial:
             before = copy.deepcopy(batch.columns)
             self.run(self.first, batch, where, absent)
             if changed := changed_input(before, batch):
-                raise Fault(_said(where, f"it changes its input {changed}; inputs are read-only in a run"))
+                raise Fault(said(where, f"it changes its input {changed}; inputs are read-only in a run"))
 
     def writes(self) -> None:
         """Names, axes, types and lengths as `Out` says; finite where nothing may be missing."""
@@ -212,13 +221,13 @@ class _Trial:
         lengths = [column.lengths for column in batch.columns.values() if isinstance(column, Token)]
         for block in ran.blocks:
             if not isinstance(block, tuple) or len(block) != len(self.node.output_ports) + new:
-                raise Fault(_said(where, f"it returns {type(block).__name__}, not its Out"))
+                raise Fault(said(where, f"it returns {type(block).__name__}, not its Out"))
             for port, column in zip(self.node.output_ports.values(), block[new:], strict=True):
                 if fault := misfit(port, column):
-                    raise Fault(_said(where, f"'{port.name}' {fault}"))
+                    raise Fault(said(where, f"'{port.name}' {fault}"))
                 keeps = self.node.cardinality == "keeps" and isinstance(column, Token) and lengths
                 if keeps and column.rows == batch.rows and not np.array_equal(column.lengths, lengths[0]):
-                    raise Fault(_said(where, f"'{port.name}' has other lengths than the tokens that it reads"))
+                    raise Fault(said(where, f"'{port.name}' has other lengths than the tokens that it reads"))
 
     def keeps_identities(self) -> None:
         """The rows that were given, a part of them, or new ones; the order of groups means nothing."""
@@ -229,18 +238,18 @@ class _Trial:
         batch = self.batch()
         self.check_rows(self.plain, batch.rows)
         turned = concat([take_groups(batch, [uid]) for uid in reversed(batch.rows.uids)])
-        ran = self.run(self.first, turned, ORDER)
+        ran = self.run(self.forgetful(), turned, ORDER)
         self.check_rows(ran, turned.rows, ORDER)
         if self.node.scope in ("batch", "step") and self.holds("is deterministic under a seed"):
             found = difference(values_of(self.node, self.plain.out), values_of(self.node, ran.out), self.tolerance)
             if found:
-                raise Fault(f"{ORDER}, {found}")
+                raise Fault(f"{ORDER}, {found}{self.memory()}")
 
     def check_rows(self, ran: Ran, given: Rows, where: str = "") -> None:
         """The rows written are those that the node's cardinality promises, in the order in which they came."""
         written = [[value if isinstance(value, Rows) else value.rows for value in block] for block in ran.members]
         if fault := wrong_rows(self.node.cardinality, written, given):
-            raise Fault(_said(where, fault))
+            raise Fault(said(where, fault))
 
     def stays_in_scope(self) -> None:
         """A row, or a group, gives by itself what it gives in the batch."""
@@ -253,10 +262,11 @@ class _Trial:
         what = "row" if len(pieces) == len(batch.rows) else "group"
         whole = values_of(self.node, self.plain.out)
         for piece in pieces:
-            alone = values_of(self.node, self.run(self.first, piece, f"with one {what} alone").out)
+            alone = values_of(self.node, self.run(self.forgetful(), piece, f"with one {what} alone").out)
             found = difference({key: whole.get(key, "absent") for key in alone}, alone, self.tolerance)
             if found:
-                raise Fault(f"{found}: in the batch, and with its {what} alone (its scope is '{self.node.scope}')")
+                where = f"in the batch, and with its {what} alone (its scope is '{self.node.scope}')"
+                raise Fault(f"{found}: {where}{self.memory()}")
 
     def survives_edges(self) -> None:
         """Empty and short responses, empty masks, groups of one, a single row, and where it can occur none."""
@@ -284,14 +294,3 @@ class _Trial:
 
 def _metrics(report: Report) -> Values:
     return {("metric", name): metric.value for name, metric in report.metrics.items()}
-
-
-def _error(cls: type[Node], error: BaseException) -> str:
-    """The error with the last line of the class's own file that it came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = ([one for one in frames if one.filename == inspect.getsourcefile(cls)] or frames)[-1]
-    return f"{type(error).__name__}: {error}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-
-
-def _said(where: str, fact: str) -> str:
-    return f"{where}: {fact}" if where else fact

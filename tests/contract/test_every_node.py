@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 
 from flowrl.batch import Json, Prompt, Sample, Step, Token
 from flowrl.column import objects
-from flowrl.metrics import failure
+from flowrl.metrics import failure, metric
 from flowrl.node import Context, Node
 from flowrl.registry import find, library_names
 from flowrl.rows import Rows
@@ -29,6 +29,7 @@ OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("advantage.reinforce_plus_plus", {"gamma": 0.5}),
     ("advantage.gae", {"gamma": 0.9, "lam": 0.5, "whiten": False}),
     ("advantage.reverse_kl", {"reward_coef": 1.0, "clip": 1.0}),
+    ("reward.kl_penalty", {"target": 6.0, "horizon": 10}),
     ("rollout.generate", {"engine": "fake", "max_tokens": 3}),
     ("rollout.generate", {"max_tokens": 4, "temperature": 0.5}),
     ("filter.rollout_correction", {"weighting": "sequence", "masking": "geometric", "newest_only": True}),
@@ -331,6 +332,7 @@ class Value(Node):
 RUNS, SEED = "runs on a plain batch", "is deterministic under a seed"
 READS, WRITES, ROWS = "reads only what it declares", "writes what it declares", "keeps identities"
 SCOPE, EDGES, NULLS = "needs no more than its scope", "survives empty and short rows", "survives nulls"
+STATE = "goes on from its state"
 
 
 @pytest.mark.parametrize(
@@ -381,6 +383,96 @@ def test_a_node_that_keeps_all_of_them_is_told_so() -> None:
 def test_a_filter_and_a_stream_keep_them_too() -> None:
     assert check_node(Filters) == [RUNS, SEED, READS, WRITES, ROWS, EDGES, NULLS]
     assert check_node(Streams) == check_node(Good)
+
+
+class Remembers(Good):
+    """Compares a reward with the mean of all batches so far, and keeps that in the checkpoint."""
+
+    scope = "batch"
+    pure = False
+
+    _seen: dict[str, list[float]] = PrivateAttr(default_factory=dict)
+
+    def run(self, reward: Sample[float], response_mask: Token[bool]) -> Good.Out:
+        seen = self._seen.setdefault("rewards", [])
+        before = float(np.mean(seen)) if seen else 0.0
+        seen.extend(sorted(reward.values[np.isfinite(reward.values)].tolist()))
+        return self.Out(reward - before)
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self._seen}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._seen = state["seen"]
+
+
+class Forgets(Remembers):
+    """Its state lacks what it remembers."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+class Misreads(Remembers):
+    """It saves under another name than it loads."""
+
+    def state(self) -> dict[str, Any]:
+        return {"sean": self._seen}
+
+
+class Unwritable(Remembers):
+    """It saves what no file can hold."""
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self._seen, "clock": lambda: 0}
+
+
+class OtherMetric(Remembers):
+    """Only what it reports shows that it has forgotten."""
+
+    _num_runs: int = PrivateAttr(0)
+
+    def run(self, reward: Sample[float], response_mask: Token[bool]) -> Good.Out:
+        self._num_runs += 1
+        metric("mine/runs", self._num_runs, reduce="last")
+        return super().run(reward, response_mask)
+
+
+def test_a_node_that_remembers_is_tried_once_more() -> None:
+    """What it remembers is no fault of the order of groups, nor of a group alone."""
+    assert check_node(Remembers) == [RUNS, SEED, READS, WRITES, ROWS, EDGES, NULLS, STATE]
+
+    class OfGroups(Remembers):
+        scope = "group"
+
+        def run(self, reward: Sample[float], response_mask: Token[bool]) -> Good.Out:
+            return super().run(reward, response_mask)
+
+    assert check_node(OfGroups) == [RUNS, SEED, READS, WRITES, ROWS, SCOPE, EDGES, NULLS, STATE]
+
+
+def test_a_node_that_remembers_and_does_not_say_so_is_told_how() -> None:
+    class Secretly(Remembers):
+        pure = True
+
+    (verdict,) = (one for one in verdicts_of(Secretly) if one.holds is False)
+    assert verdict.name == ROWS
+    assert verdict.details.endswith("\nso it does with the same batch again: a node that remembers says `pure = False`")
+    for cls in (ByPosition, Neighbours, OtherGroups):
+        assert not any("remembers" in one.details for one in verdicts_of(cls))
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (Forgets, "itself and another that loaded its state differ in their next: 'shaped' of u2_0_0 is"),
+        (Misreads, "state: KeyError: 'seen'\ntest_every_node.py:"),
+        (Unwritable, "state: "),
+        (OtherMetric, "loaded its state differ in their next: 'metric' of mine/runs is 2"),
+    ],
+)
+def test_what_a_checkpoint_would_lose_is_told(cls: type[Node], said: str) -> None:
+    assert [(one.name, said in one.details) for one in verdicts_of(cls) if one.holds is False] == [(STATE, True)]
 
 
 def test_what_failed_is_said_with_its_rows_and_its_line() -> None:
