@@ -17,7 +17,7 @@ from flowrl.nodes._backend.engine import Aborted, Completion, Engine, Finished, 
 from flowrl.nodes._backend.engines import close_engines, engine_for
 from flowrl.nodes._backend.fake import FakeEngine
 from flowrl.nodes._backend.rollouts import encoded
-from flowrl.nodes._backend.script import Script
+from flowrl.nodes._backend.script import Script, refuse_unread
 from flowrl.nodes._backend.vllm_options import refuse_unknown
 from flowrl.rows import Array, Rows
 
@@ -65,6 +65,7 @@ class Generating(Node):
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
+        refuse_unread(self, self.engine)
         if self.engine == "vllm":
             refuse_unknown(self.engine_options)
             return self
