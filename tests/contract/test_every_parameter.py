@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import json
@@ -12,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +24,7 @@ import torch
 from pydantic import ValidationError
 
 import flowrl
-from flowrl.batch import Batch, Sample, Step, Token
+from flowrl.batch import Batch, Token
 from flowrl.column import NUMPY_DTYPES, Column, as_array
 from flowrl.evaluation import Evaluation
 from flowrl.gate import Gate, limits_of
@@ -31,7 +32,6 @@ from flowrl.metrics import Report, collect
 from flowrl.model import ModelSpec, OptimizerSpec, Settings
 from flowrl.node import CYCLE, Context, Node
 from flowrl.nodes._backend.fake import FakeEngine
-from flowrl.nodes._backend.generating import Generating
 from flowrl.nodes._backend.loss_choice import LOSSES
 from flowrl.nodes._backend.objective import SETTINGS
 from flowrl.nodes._backend.script import Script
@@ -149,7 +149,7 @@ def _flat(state: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         for name, value in state.items():
             yield from _flat(value, *path, str(name))
     else:
-        yield path, state.tolist() if isinstance(state, torch.Tensor) else state
+        yield path, state.numpy().copy() if isinstance(state, torch.Tensor) else state
 
 
 def promises(node: Node) -> dict[str, Any]:
@@ -167,10 +167,24 @@ def promises(node: Node) -> dict[str, Any]:
     return found
 
 
-def differing(first: Seen, second: Seen) -> set[str]:
+FOUND: dict[str, Mapping[tuple[str, ...], str]] = {}
+
+
+def trace(name: str, settings: Mapping[str, Any], case: Matters) -> Mapping[tuple[str, ...], str]:
+    """What `observed` finds as text, weights as a digest; the same run is made once."""
+    key = repr((name, settings, replace(case, first=None, second=None, settings={}, what=case.what[:7])))
+    if key not in FOUND:
+        seen = observed(made(name, settings), case)
+        FOUND[key] = {
+            at: hashlib.blake2b(value.tobytes()).hexdigest() if isinstance(value, np.ndarray) else repr(value)
+            for at, value in seen.items()
+        }
+    return FOUND[key]
+
+
+def differing(first: Mapping[tuple[str, ...], str], second: Mapping[tuple[str, ...], str]) -> set[str]:
     """The keys, as `field advantages u2_0_0`, whose values differ."""
-    keys = [key for key in {**first, **second} if repr(first.get(key, "absent")) != repr(second.get(key, "absent"))]
-    return {" ".join(key) for key in keys}
+    return {" ".join(key) for key in {**first, **second} if first.get(key) != second.get(key)}
 
 
 def made(name: str, settings: Mapping[str, Any]) -> Node:
@@ -178,8 +192,7 @@ def made(name: str, settings: Mapping[str, Any]) -> Node:
 
 
 def shows_that_it_matters(name: str, parameter: str, case: Matters) -> None:
-    nodes = [made(name, {**case.settings, parameter: value}) for value in (case.first, case.second)]
-    found = differing(*(observed(node, case) for node in nodes))
+    found = differing(*(trace(name, {**case.settings, parameter: one}, case) for one in (case.first, case.second)))
     assert any(key.startswith(case.what) for key in found), sorted(found)[:20]
 
 
@@ -215,8 +228,8 @@ CASES: dict[str, list[Matters]] = {
         Matters(1.0, 0.2, "metric val/a/pass@1", columns={**REWARDS, "data_source": ["a"]})
     ],
     "evaluate.accuracy.answer_pattern": [
-        Matters(None, "(x)", "metric val/a/maj@3", {"samples": 3},
-                {"reward": [1.0, 0.0, 0.0], "response": ["x1", "x2", "x3"], "data_source": ["a"]})
+        Matters(None, "([0-9])", "metric val/a/maj@3", {"samples": 3},
+                {"reward": [1.0, 0.0, 0.0], "response": ["x1", "y1", "y2"], "data_source": ["a"]})
     ],
     "filter.informative.max_rounds": [Matters(10, 1, "promise limits")],
     "filter.informative.when_short": [
@@ -314,12 +327,11 @@ for _name, _ids, _text in (
     CASES[f"{_name}.stop"] = [Matters((), tuple("0123456789"), f"field {_text} ")]
     CASES[f"{_name}.chat_template"] = [Matters(True, False, f"field {_ids}", **TEMPLATED)]
     CASES[f"{_name}.template_options"] = [Matters({}, {"start": "1+"}, f"field {_ids}", **TEMPLATED)]
-    CASES[f"{_name}.script"] = [
-        Matters(Script(), Script(texts=["7"]), f"field {_text} ", {"engine": "fake"})
-    ]
+    CASES[f"{_name}.script"] = [Matters(Script(), Script(texts=["7"]), f"field {_text} ", {"engine": "fake"})]
     CASES[f"{_name}.tensor_parallel"] = [Matters(1, 2, "promise workers_per_copy", {"engine": "vllm"})]
 
 for _name in ("reward.judge_model", "reward.judge"):
+
     def _replies(text: str, name: str = _name) -> dict[str, Any]:
         return {"script": Script(texts=[text])} if name == "reward.judge_model" else {"url": f"fake:{text}"}
 
@@ -392,7 +404,7 @@ def test_a_bound_on_memory_changes_no_value(parameter: str) -> None:
     small, large = ({key: value for key, value in seen.items() if key[0] in wanted} for seen in found)
     assert small.keys() == large.keys() and small
     for at, value in small.items():
-        if isinstance(value, list | float) and not isinstance(value, str):
+        if isinstance(value, list | float | np.ndarray):
             assert np.allclose(value, large[at], atol=1e-5, equal_nan=True), at
         else:
             assert value == large[at], at
@@ -429,15 +441,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "settings", "fact"), REFUSED)
 def test_a_setting_that_another_one_switches_off_is_refused(name: str, settings: dict[str, Any], fact: str) -> None:
-    assert fact in refusal(name, **settings).replace(" none", " none")
+    assert fact in refusal(name, **settings)
 
 
 @says("update.policy.kl")
 @pytest.mark.parametrize(("first", "second"), itertools.combinations(get_args(KlKind), 2))
 def test_each_estimator_of_the_divergence_is_another(first: str, second: str) -> None:
-    case = Matters(first, second, "", {"kl_coef": 0.1})
-    found = differing(*(observed(made("update.policy", {**case.settings, "kl": kind}), case) for kind in (first, second)))
-    assert "metric actor/kl_loss" in found or {first[:2], second[:2]} == {first, second} - {"k1+", "k3+"} or found
+    case, settings = Matters(None, None, ""), {"kl_coef": 0.1}
+    found = differing(*(trace("update.policy", {**settings, "kl": kind}, case) for kind in (first, second)))
     assert any(key.startswith(("state weights", "metric actor/kl_loss")) for key in found)
 
 
@@ -465,17 +476,15 @@ def test_each_setting_of_a_loss_moves_other_weights(loss: str, key: str) -> None
     first, second = {"clip_low": (0.0, 0.3), "clip_high": (0.0, 0.3), "dual_clip": (1.3, 2.0)}.get(key, (1.0, 2.0))
     shows_that_it_matters("update.policy", key, Matters(first, second, "state weights", {"loss": loss}))
     default = LOSSES[loss].settings[key]
-    nodes = [made("update.policy", {"loss": loss, key: value}) for value in (None, default)]
-    case = Matters(None, default, "")
-    assert not differing(*(observed(node, case) for node in nodes)), "null is the default of the loss"
+    traces = [trace("update.policy", {"loss": loss, key: value}, Matters(None, None, "")) for value in (None, default)]
+    assert not differing(*traces), "null is not the default of the loss"
 
 
 @says("update.policy.aggregation")
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if len(LOSSES[loss].aggregations) > 1])
 def test_each_aggregation_of_a_loss_moves_other_weights(loss: str) -> None:
-    cases = {mode: Matters(None, mode, "", {"loss": loss}) for mode in LOSSES[loss].aggregations}
-    nodes = {mode: made("update.policy", {"loss": loss, "aggregation": mode}) for mode in cases}
-    found = {mode: observed(nodes[mode], case) for mode, case in cases.items()}
+    chosen = {mode: {"loss": loss, "aggregation": mode} for mode in LOSSES[loss].aggregations}
+    found = {mode: trace("update.policy", settings, Matters(None, None, "")) for mode, settings in chosen.items()}
     for first, second in itertools.combinations(found, 2):
         assert any(key.startswith("state weights") for key in differing(found[first], found[second])), (first, second)
 
@@ -497,7 +506,9 @@ def test_every_setting_that_a_loss_does_not_use_is_refused_before_launch(own: st
     ]
     file = tmp_path / "unused.yaml"
     file.write_text("extends: grpo_sync\nname: unused\nnodes:\n" + "\n".join(lines) + "\n")
-    found = {problem.place.path.split(".")[1]: problem for problem in flowrl.load(file).check() if problem.code == "FR007"}
+    found = {
+        problem.place.path.split(".")[1]: problem for problem in flowrl.load(file).check() if problem.code == "FR007"
+    }
     assert len(found) == len(unused)
     for index, (loss, key, value) in enumerate(unused):
         problem = found[f"n{index}"]
