@@ -42,7 +42,8 @@ class Generating(Node):
     device = "accelerator"
 
     engine: Literal["transformers", "vllm", "fake"] = "transformers"
-    """What generates: a model in the worker, vLLM in processes of its own, or a script."""
+    """What generates: a model in the worker, vLLM in processes of its own, or a script, which stands in for either and
+    takes no notice of `stop`, chat template, temperature and `max_sequences`."""
     max_tokens: int = Field(ge=1)
     """Longest response, in tokens; shorter where the model's position limit leaves less room."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False)

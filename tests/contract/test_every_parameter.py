@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
@@ -100,9 +101,21 @@ def worker(node: Node, model: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
 
 def batch_of(node: Node, columns: Mapping[str, list[Any]]) -> Batch:
-    """The toy batch of the contract test, with some values replaced."""
+    """The toy batch of the contract test, with some values replaced; a policy has moved a little from its anchor."""
     batch = toy_batch(node, **SHAPE)
+    if node.weights == "updates" and "old_log_probs" in batch.columns:
+        columns = {"old_log_probs": anchor(), **columns}
     return Batch(batch.rows, {name: _filled(one, columns.get(name)) for name, one in batch.columns.items()}, {})
+
+
+@cache
+def anchor() -> list[float]:
+    """Log-probabilities near those of the toy model: a loss far from them knows its bounds alone."""
+    node = made("model.logprob", {})
+    (log_probs,), _ = run(node, Matters(None, None, ""))
+    ratios = np.random.default_rng(0).normal(scale=0.4, size=len(log_probs.values))
+    found: list[float] = (log_probs.values + ratios).tolist()
+    return found
 
 
 def _filled(column: Column[Any], values: list[Any] | None) -> Column[Any]:
@@ -271,9 +284,6 @@ CASES: dict[str, list[Matters]] = {
     "reward.math_verify.places": [
         Matters(6, 1, "field reward", columns={"response": [r"\boxed{0.123}"], "answer": ["0.124"]})
     ],
-    "reward.math_verify.seconds": [
-        Matters(1, 2, "failure ", columns={"response": ["1"] * 8 + [r"\boxed{10^{10^{10}}}"], "answer": ["5"]})
-    ],
     "reward.model.output": [Matters("logit", "probability", "field reward", columns=WORDS)],
     "reward.overlong_penalty.buffer": [Matters(8, 4, "field overlong_penalty")],
     "reward.overlong_penalty.factor": [Matters(1.0, 2.0, "field overlong_penalty", {"buffer": 8})],
@@ -380,6 +390,7 @@ LESS_AT_ONCE = {
     "reward.judge_model.max_sequences": Matters(1, 512, "", SUMS, model=FROZEN),
 }
 SAID.update(LESS_AT_ONCE)
+KEPT = ("field", "state", "metric", "failure", "error")
 
 
 @pytest.mark.parametrize("parameter", LESS_AT_ONCE)
@@ -400,11 +411,10 @@ def test_a_bound_on_memory_changes_no_value(parameter: str) -> None:
             hook.remove()
         calls.append(next(count))
     assert calls[0] > calls[1] > 0
-    wanted = ("field", "state", "failure", "error")
-    small, large = ({key: value for key, value in seen.items() if key[0] in wanted} for seen in found)
-    assert small.keys() == large.keys() and small
+    small, large = ({key: value for key, value in seen.items() if key[0] in KEPT} for seen in found)
+    assert small.keys() == large.keys() and {key[0] for key in small} & {"field", "state"}
     for at, value in small.items():
-        if isinstance(value, list | float | np.ndarray):
+        if isinstance(value, np.ndarray) or (at[0] != "state" and isinstance(value, list | float)):
             assert np.allclose(value, large[at], atol=1e-5, equal_nan=True), at
         else:
             assert value == large[at], at
@@ -635,19 +645,18 @@ def server() -> Iterator[Server]:
 @says(*(f"reward.judge.{name}" for name in ("template", "max_tokens", "temperature", "server_model", "options")))
 def test_two_values_of_a_setting_of_a_request_differ(server: Server) -> None:
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    for name, value, where in (
-        ("template", "Is {response} right?", lambda body: body["messages"][0]["content"]),
-        ("max_tokens", 8, lambda body: body["max_tokens"]),
-        ("temperature", 0.5, lambda body: body["temperature"]),
-        ("server_model", "other", lambda body: body["model"]),
-        ("options", {"top_p": 0.5}, lambda body: body.get("top_p")),
-    ):
-        asked: list[set[Any]] = []
-        for settings in ({}, {name: value}):
-            server.bodies.clear()
-            run(made("reward.judge", {"url": url, **settings}), Matters(None, None, ""))
-            asked.append({where(body) for body in server.bodies})
-        assert asked[0].isdisjoint(asked[1]), name
+    changed = {
+        "template": "Is {response} right?", "max_tokens": 8, "temperature": 0.5, "server_model": "other",
+        "options": {"top_p": 0.5},
+    }  # fmt: skip
+    asked: list[dict[str, set[Any]]] = []
+    for settings in ({}, changed):
+        run(made("reward.judge", {"url": url, **settings}), Matters(None, None, ""))
+        texts = [{**body, "messages": body["messages"][0]["content"]} for body in server.bodies]
+        keys = ("messages", "max_tokens", "temperature", "model", "top_p")
+        asked.append({key: {text.get(key) for text in texts} for key in keys})
+        server.bodies.clear()
+    assert all(asked[0][key].isdisjoint(asked[1][key]) for key in asked[0]), asked
     shows_that_it_matters("reward.judge", "template", Matters("{response}", "{response} {answer}", "promise needs"))
 
 
@@ -670,6 +679,18 @@ def test_a_judge_has_a_key_and_limits(server: Server, monkeypatch: pytest.Monkey
         server.num_busy = 1
         _, report = run(made("reward.judge", {"url": url, "retries": retries}), plain)
         assert len(report.failures) == num_failed
+
+
+@says("reward.math_verify.seconds")
+def test_a_formula_that_explodes_has_so_many_seconds() -> None:
+    times = []
+    for seconds in (1, 2):
+        start = time.monotonic()
+        columns = {"response": ["1"] * 8 + [r"\boxed{10^{10^{10}}}"], "answer": ["5"]}
+        _, report = run(made("reward.math_verify", {"seconds": seconds}), Matters(None, None, "", columns=columns))
+        times.append(time.monotonic() - start)
+        assert report.failures[0].error.startswith("TimeoutException")
+    assert 1 <= times[0] < times[1] and times[1] >= 2
 
 
 @says("reward.model.label")
