@@ -104,7 +104,7 @@ def batch_of(node: Node, columns: Mapping[str, list[Any]]) -> Batch:
     """The toy batch of the contract test, with some values replaced; a policy has moved a little from its anchor."""
     batch = toy_batch(node, **SHAPE)
     if node.weights == "updates" and "old_log_probs" in batch.columns:
-        columns = {"old_log_probs": anchor(), **columns}
+        columns = {"old_log_probs": anchor(), "importance_weights": [1.0, 0.5, 2.0], **columns}
     return Batch(batch.rows, {name: _filled(one, columns.get(name)) for name, one in batch.columns.items()}, {})
 
 
