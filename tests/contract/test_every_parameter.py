@@ -32,6 +32,7 @@ from flowrl.gate import Gate, limits_of
 from flowrl.metrics import Report, collect
 from flowrl.model import ModelSpec, OptimizerSpec, Settings
 from flowrl.node import CYCLE, Context, Node
+from flowrl.nodes._backend.chat import ChatTemplateError
 from flowrl.nodes._backend.fake import FakeEngine
 from flowrl.nodes._backend.loss_choice import LOSSES
 from flowrl.nodes._backend.objective import SETTINGS
@@ -737,6 +738,13 @@ def test_options_of_vllm_go_over_the_arguments_that_are_chosen(name: str) -> Non
     context = worker(node, {}, {})
     plain, changed = (arguments_of(context, None, 1, options) for options in ({}, node.engine_options))  # type: ignore[attr-defined]
     assert {key for key in changed if changed[key] != plain.get(key)} == {"block_size", "dtype"}
+
+
+@pytest.mark.parametrize("name", ["rollout.generate", "rollout.greedy", "reward.judge_model"])
+def test_options_of_a_template_that_there_is_not_end_the_run(name: str) -> None:
+    node = made(name, {"engine": "transformers", "template_options": {"start": "1+"}})
+    with pytest.raises(ChatTemplateError, match=r"template_options \(start\) have no effect"):
+        run(node, Matters(None, None, "", model=FROZEN))
 
 
 def parameters() -> dict[str, type[Settings]]:
