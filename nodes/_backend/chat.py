@@ -39,6 +39,9 @@ def encode_prompts(
     Messages always go through the template. It must keep what was said: one that drops or changes an earlier turn, such
     as its thinking, would let the model train on another conversation than the data holds (`ChatTemplateError`).
     """
+    if chat.options and tokenizer.chat_template is None:
+        fact = f"template_options ({', '.join(chat.options)}) have no effect: the tokenizer has no chat template"
+        raise ChatTemplateError(fact, "give the model a `chat_template`, or leave template_options out")
     templated = chat.use_template and tokenizer.chat_template is not None
     texts: list[str] = []
     for prompt in prompts:

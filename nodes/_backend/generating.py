@@ -17,7 +17,7 @@ from flowrl.nodes._backend.engine import Aborted, Completion, Engine, Finished, 
 from flowrl.nodes._backend.engines import close_engines, engine_for
 from flowrl.nodes._backend.fake import FakeEngine
 from flowrl.nodes._backend.rollouts import encoded
-from flowrl.nodes._backend.script import Script
+from flowrl.nodes._backend.script import Script, refuse_unread
 from flowrl.nodes._backend.vllm_options import refuse_unknown
 from flowrl.rows import Array, Rows
 
@@ -42,7 +42,8 @@ class Generating(Node):
     device = "accelerator"
 
     engine: Literal["transformers", "vllm", "fake"] = "transformers"
-    """What generates: a model in the worker, vLLM in processes of its own, or a script."""
+    """What generates: a model in the worker, vLLM in processes of its own, or a script, which stands in for either and
+    takes no notice of `stop`, chat template, temperature and `max_sequences`."""
     max_tokens: int = Field(ge=1)
     """Longest response, in tokens; shorter where the model's position limit leaves less room."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False)
@@ -65,6 +66,7 @@ class Generating(Node):
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
+        refuse_unread(self, self.engine)
         if self.engine == "vllm":
             refuse_unknown(self.engine_options)
             return self

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from flowrl.model import Settings
+from flowrl.model import SettingError, Settings
+from flowrl.node import Node
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class Script(Settings):
     vocabulary: int | None = Field(None, ge=2)
     """Token ids lie below this; null is 257, or as many words as a smaller model on this machine knows."""
 
+    @model_validator(mode="after")
+    def _some_are_slow(self) -> Self:
+        if not self.slow and self.slow_factor != type(self).model_fields["slow_factor"].default:
+            raise SettingError(("slow_factor", "slow"), "slow_factor has no effect with slow: 0", "slow: 0.1")
+        return self
+
     def sessions(self, position: int, seeds: Sequence[int], max_tokens: int, is_first: bool) -> list[Session]:
         """The sessions of the prompt at this place of a call; `is_first` if it was not asked for before."""
         stalls = is_first and self.stall > 0 and np.random.default_rng([seeds[0], 1]).random() < self.stall
@@ -64,3 +72,9 @@ class Script(Settings):
         num_tokens = min(len((text or "").encode()) + 1, max_tokens)
         seconds = self.seconds[position % len(self.seconds)] + num_tokens / (self.tokens_per_second or math.inf)
         return Session(None if fails else text, factor * seconds)
+
+
+def refuse_unread(node: Node, engine: str) -> None:
+    """Raise `SettingError` for a script that a node has and its engine does not read."""
+    if engine != "fake" and getattr(node, "script", None) != type(node).model_fields["script"].default:
+        raise SettingError(("script", "engine"), f"engine '{engine}' has no script", "engine: fake")

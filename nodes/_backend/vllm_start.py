@@ -36,8 +36,15 @@ def make_engine(
         raise ModelError("engine: vllm needs vLLM, which is not installed here: pip install 'flowrl[vllm]'")
     from flowrl.nodes._backend.vllm_engine import VllmEngine
 
-    arguments = default_arguments(context, max_sequences, tensor_parallel) | dict(options)
+    arguments = arguments_of(context, max_sequences, tensor_parallel, options)
     return VllmEngine(context.model_spec, arguments, process_environment(context, arguments), chat)
+
+
+def arguments_of(
+    context: Context, max_sequences: int | None, tensor_parallel: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """vLLM's arguments: those that flowrl chooses, and the user's options over them."""
+    return default_arguments(context, max_sequences, tensor_parallel) | dict(options)
 
 
 def default_arguments(context: Context, max_sequences: int | None, tensor_parallel: int) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.batch import Prompt, Sample
 from flowrl.evaluation import Evaluation
 from flowrl.metrics import metric
+from flowrl.model import SettingError
 from flowrl.nodes._backend.estimates import majority, pass_at_k, powers_of_two
 from flowrl.nodes._backend.formulas import last_answer
 from flowrl.nodes._backend.sessions import sessions
@@ -50,6 +51,13 @@ class Accuracy(Evaluation):
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"it is no regular expression: {error}") from error
         return pattern
+
+    @model_validator(mode="after")
+    def _answers_are_compared(self) -> Self:
+        if self.answer_pattern is not None and self.samples == 1:
+            fact = "answer_pattern has no effect with samples: 1: it finds the answers of a vote"
+            raise SettingError(("answer_pattern", "samples"), fact, "samples: 4, or leave answer_pattern out")
+        return self
 
     def run(
         self,

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from flowrl.batch import Json, Prompt, Sample
 from flowrl.functions import BadFunction, find_function
+from flowrl.model import SettingError
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.answers import CALLS_AHEAD, BadAnswer, Crew, judgement, scored
 
@@ -57,6 +58,15 @@ class Function(Node):
     def _found(self) -> Self:
         # Now: the text of a user's file travels beside the parameters, and is there only while they are read.
         self._function = find_function(self.call)
+        return self
+
+    @model_validator(mode="after")
+    def _every_setting_counts(self) -> Self:
+        name, at_once = self.call.rpartition(":")[2], _is_async(self._function) and not self.batch
+        unused = {"concurrency": f"it is of an async {name}() without batch"} if not at_once else {}
+        for key, fact in (unused if self.batch else {"batch_size": "it is of batch: true", **unused}).items():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError((key, "batch", "call"), f"{key} has no effect here: {fact}", f"leave {key} out")
         return self
 
     def needs(self) -> dict[str, bool]:

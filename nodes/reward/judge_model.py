@@ -17,7 +17,7 @@ from flowrl.nodes._backend.engine import Engine, Request, Sampling, seed_of
 from flowrl.nodes._backend.engines import close_engines, engine_for
 from flowrl.nodes._backend.judge import Judging
 from flowrl.nodes._backend.rollouts import encoded
-from flowrl.nodes._backend.script import Script
+from flowrl.nodes._backend.script import Script, refuse_unread
 from flowrl.nodes._backend.vllm_options import refuse_unknown
 
 SMALLEST_TEMPERATURE = 1e-3
@@ -53,6 +53,7 @@ class JudgeModel(Judging):
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
+        refuse_unread(self, self.engine)
         if self.engine == "vllm":
             refuse_unknown(self.engine_options)
         elif self.engine_options:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.batch import Prompt, Sample
+from flowrl.model import SettingError
 from flowrl.node import Node
 
 
@@ -45,6 +46,14 @@ class Regex(Node):
         except (RecursionError, OverflowError) as error:
             raise ValueError(f"it is no regular expression that Python can use: {error}") from error
         return pattern
+
+    @model_validator(mode="after")
+    def _every_setting_counts(self) -> Self:
+        for key in ("last", "strip", "ignore_case"):
+            if not self.compare and getattr(self, key) != type(self).model_fields[key].default:
+                fact = f"{key} has no effect with compare: false, where any match is worth 1"
+                raise SettingError((key, "compare"), fact, f"compare: true, or leave {key} out")
+        return self
 
     def needs(self) -> dict[str, bool]:
         return {"answer": self.compare}

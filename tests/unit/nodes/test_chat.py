@@ -36,6 +36,11 @@ def test_text_without_a_template_is_tokenised_as_it_is() -> None:
     assert encode_prompts(tokenizer(KEEPS), ["1+2="], ChatFormat(use_template=False)) == [plain("1+2=")["input_ids"]]
 
 
+def test_options_of_a_template_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ChatTemplateError, match=r"template_options \(enable_thinking\) have no effect"):
+        encode_prompts(tokenizer(None), ["1+2="], ChatFormat(options={"enable_thinking": False}))
+
+
 def test_text_is_a_users_turn_where_there_is_a_template_and_messages_always_are() -> None:
     found = tokenizer(KEEPS)
     expected = [found("1+2=", add_special_tokens=False)["input_ids"]]
