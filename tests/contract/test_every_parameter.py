@@ -58,11 +58,13 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "reward.regex": {"pattern": r"\S+"},
     "rollout.generate": {"max_tokens": 4},
     "rollout.greedy": {"max_tokens": 4},
+    "update.distill": {"minibatch": 3, "teacher_temperature": 0.5},
     "update.policy": {"minibatch": 3},
     "update.value": {"minibatch": 3},
 }
 CHAT = "{{ start }}{% for turn in messages %}{{ turn.content }}{% endfor %}+"
 """A chat template that changes prompts, and has a variable."""
+POLICIES = ("update.policy", "update.distill")
 SAID: set[str] = set()
 
 
@@ -98,7 +100,8 @@ def worker(node: Node, model: Mapping[str, Any], changes: Mapping[str, Any]) -> 
     spec = ModelSpec(**{**settings, **model})
     cycle = {CYCLE: changes["cycle"]} if "cycle" in changes else {}
     own = {name: value for name, value in changes.items() if name != "cycle"}
-    return Context(**{**vars(toy_context(node)), "models": {"policy": spec}, "shared": cycle, **own})
+    toy = toy_context(node)
+    return Context(**{**vars(toy), "models": {**toy.models, "policy": spec}, "shared": cycle, **own})
 
 
 def batch_of(node: Node, columns: Mapping[str, list[Any]]) -> Batch:
@@ -170,6 +173,7 @@ def promises(node: Node) -> dict[str, Any]:
     """What the engine asks of a node beside its call."""
     found: dict[str, Any] = {
         "needs": node.needs(), "max_staleness": node.max_staleness(), "rows_per_call": node.rows_per_call(),
+        "also_reads": node.also_reads(),
         "workers_per_copy": node.workers_per_copy(),
         "refuses_placement": [node.refuses_placement("train", [pool], False) for pool in ("train", "generate")],
     }  # fmt: skip
@@ -307,13 +311,10 @@ CASES: dict[str, list[Matters]] = {
     "sync.weights.transport": [
         Matters("auto", "ipc", "promise refuses_placement"), Matters("ipc", "nccl", "promise refuses_placement")
     ],
-    "update.policy.kl_coef": [Matters(0.1, 0.2, "state weights"), Matters(0.0, 0.1, "promise needs")],
-    "update.policy.entropy_coef": [Matters(0.0, 0.1, "state weights")],
-    "update.policy.uncorrected_staleness": [Matters(2, 0, "promise max_staleness")],
-    "update.policy.loss": [
-        *(Matters(a, b, "state weights", {"aggregation": "seq-mean-token-mean"})
-          for a, b in itertools.combinations(LOSSES, 2))
-    ],
+    "update.distill.teacher": [Matters("teacher", "tutor", "promise also_reads")],
+    "update.distill.teacher_temperature": [Matters(0.5, None, "state weights")],
+    "update.distill.distill_coef": [Matters(1.0, 2.0, "state weights")],
+    "update.distill.top_k": [Matters(1, 3, "state weights"), Matters(1, None, "state weights")],
     "update.value.clip": [Matters(0.2, math.inf, "state weights"), Matters(0.2, 0.01, "state weights")],
     "update.value.aggregation": [
         *(Matters(a, b, "state weights")
@@ -324,7 +325,15 @@ CASES: dict[str, list[Matters]] = {
 for _name in ("advantage.grpo", "advantage.grpo_passk", "advantage.multi_reward"):
     CASES[f"{_name}.normalize"] = [Matters("std", "none", "field advantages")]
     CASES[f"{_name}.epsilon"] = [Matters(1e-6, 1.0, "field advantages")]
-for _name, _poison in (("update.policy", "advantages"), ("update.value", "returns")):
+for _name in POLICIES:
+    CASES[f"{_name}.kl_coef"] = [Matters(0.1, 0.2, "state weights"), Matters(0.0, 0.1, "promise needs")]
+    CASES[f"{_name}.entropy_coef"] = [Matters(0.0, 0.1, "state weights")]
+    CASES[f"{_name}.uncorrected_staleness"] = [Matters(2, 0, "promise max_staleness")]
+    CASES[f"{_name}.loss"] = [
+        Matters(*pair, "state weights", {"aggregation": "seq-mean-token-mean"})
+        for pair in itertools.combinations(LOSSES, 2)
+    ]
+for _name, _poison in (*((name, "advantages") for name in POLICIES), ("update.value", "returns")):
     CASES[f"{_name}.minibatch"] = [Matters(1, 3, "state weights")]
     CASES[f"{_name}.epochs"] = [Matters(1, 2, "state weights")]
     CASES[f"{_name}.shuffle"] = [Matters(False, True, "state weights", {"minibatch": 1}, context={"seed": 1})]
@@ -384,6 +393,7 @@ LESS_AT_ONCE = {
     "model.logprob.max_tokens_per_microbatch": Matters(1, 8192, ""),
     "model.values.max_tokens_per_microbatch": Matters(1, 8192, ""),
     "reward.model.max_tokens_per_microbatch": Matters(1, 8192, "", columns=WORDS),
+    "update.distill.max_tokens_per_microbatch": Matters(1, 8192, "", {"kl_coef": 0.1, "entropy_coef": 0.1}),
     "update.policy.max_tokens_per_microbatch": Matters(1, 8192, "", {"kl_coef": 0.1, "entropy_coef": 0.1}),
     "update.value.max_tokens_per_microbatch": Matters(1, 8192, ""),
     "rollout.generate.max_sequences": Matters(1, 512, ""),
@@ -455,11 +465,12 @@ def test_a_setting_that_another_one_switches_off_is_refused(name: str, settings:
     assert fact in refusal(name, **settings)
 
 
-@says("update.policy.kl")
+@says(*(f"{name}.kl" for name in POLICIES))
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("first", "second"), itertools.combinations(get_args(KlKind), 2))
-def test_each_estimator_of_the_divergence_is_another(first: str, second: str) -> None:
+def test_each_estimator_of_the_divergence_is_another(name: str, first: str, second: str) -> None:
     case, settings = Matters(None, None, ""), {"kl_coef": 0.1}
-    found = differing(*(trace("update.policy", {**settings, "kl": kind}, case) for kind in (first, second)))
+    found = differing(*(trace(name, {**settings, "kl": kind}, case) for kind in (first, second)))
     assert any(key.startswith(("state weights", "metric actor/kl_loss")) for key in found)
 
 
@@ -481,28 +492,31 @@ def own(tmp_path: Path) -> str:
 USED = [(loss, key) for loss in LOSSES for key in SETTINGS if key in LOSSES[loss].settings]
 
 
-@says(*(f"update.policy.{key}" for key in SETTINGS))
+@says(*(f"{name}.{key}" for name in POLICIES for key in SETTINGS))
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("loss", "key"), USED)
-def test_each_setting_of_a_loss_moves_other_weights(loss: str, key: str) -> None:
+def test_each_setting_of_a_loss_moves_other_weights(name: str, loss: str, key: str) -> None:
     first, second = {"clip_low": (0.0, 0.3), "clip_high": (0.0, 0.3), "dual_clip": (1.3, 2.0)}.get(key, (1.0, 2.0))
-    shows_that_it_matters("update.policy", key, Matters(first, second, "state weights", {"loss": loss}))
+    shows_that_it_matters(name, key, Matters(first, second, "state weights", {"loss": loss}))
     default = LOSSES[loss].settings[key]
-    traces = [trace("update.policy", {"loss": loss, key: value}, Matters(None, None, "")) for value in (None, default)]
+    traces = [trace(name, {"loss": loss, key: value}, Matters(None, None, "")) for value in (None, default)]
     assert not differing(*traces), "null is not the default of the loss"
 
 
-@says("update.policy.aggregation")
+@says(*(f"{name}.aggregation" for name in POLICIES))
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if len(LOSSES[loss].aggregations) > 1])
-def test_each_aggregation_of_a_loss_moves_other_weights(loss: str) -> None:
+def test_each_aggregation_of_a_loss_moves_other_weights(name: str, loss: str) -> None:
     chosen = {mode: {"loss": loss, "aggregation": mode} for mode in LOSSES[loss].aggregations}
-    found = {mode: trace("update.policy", settings, Matters(None, None, "")) for mode, settings in chosen.items()}
+    found = {mode: trace(name, settings, Matters(None, None, "")) for mode, settings in chosen.items()}
     for first, second in itertools.combinations(found, 2):
         assert any(key.startswith("state weights") for key in differing(found[first], found[second])), (first, second)
 
 
-@says("update.policy.loss_options")
-def test_the_options_of_a_loss_of_ones_own_move_other_weights(own: str) -> None:
-    shows_that_it_matters("update.policy", "loss_options", Matters({}, {"factor": 2.0}, "state weights", {"loss": own}))
+@says(*(f"{name}.loss_options" for name in POLICIES))
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_options_of_a_loss_of_ones_own_move_other_weights(name: str, own: str) -> None:
+    shows_that_it_matters(name, "loss_options", Matters({}, {"factor": 2.0}, "state weights", {"loss": own}))
 
 
 def test_every_setting_that_a_loss_does_not_use_is_refused_before_launch(own: str, tmp_path: Path) -> None:
