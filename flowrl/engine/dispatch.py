@@ -110,8 +110,8 @@ class Dispatcher:
         """The workers that a task goes to, none if they are busy.
 
         All ranks for a node with a model, all free ones for rows that are scored alone, always the first one for a node
-        that is not pure, else any one. A node that
-        computes on all ranks may queue behind another such node; all ranks see the same order.
+        that is not pure, else any one. A node that computes on all ranks may queue behind another such node; all ranks
+        see the same order.
         """
         pools = [self.plan.pool_of(node)]
         if node.weights == "syncs":

@@ -34,9 +34,7 @@ def clip(
     PPO, arXiv:1707.06347, equation 7; dual clip, arXiv:1912.09729; low below high, DAPO, arXiv:2503.14476.
     """
     assert dual_clip > 1.0 + clip_high, "the dual clip lies above the clip of the ratio"
-    ratio = _ratio(log_probs - old_log_probs)
-    unclipped = -ratio * advantages
-    loss = unclipped.maximum(-ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
+    loss, unclipped = _surrogate(_ratio(log_probs - old_log_probs), advantages, clip_low, clip_high)
     loss = loss.minimum(-dual_clip * advantages).where(advantages < 0, loss)
     return loss, loss.detach() != unclipped.detach()
 
@@ -58,8 +56,7 @@ def gspo(
     """
     of_row = row_mean((log_probs - old_log_probs).detach(), mask, row)
     ratio = _ratio(log_probs - log_probs.detach() + of_row)
-    unclipped = -ratio * advantages
-    loss = unclipped.maximum(-ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
+    loss, unclipped = _surrogate(ratio, advantages, clip_low, clip_high)
     return loss, loss.detach() != unclipped.detach()
 
 
@@ -138,6 +135,12 @@ def geo_mean(
 
 def _ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """-min(rA, clip(r, 1 - low, 1 + high) A), and -rA."""
+    unclipped = -ratio * advantages
+    return unclipped.maximum(-ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages), unclipped
 
 
 def _soft_gate(ratio: Tensor, tau: float) -> Tensor:

@@ -26,10 +26,10 @@ from flowrl.batch import Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
 from flowrl.node import Node
+from flowrl.nodes._backend.divergence import log_ratio
+from flowrl.nodes._backend.terms import MAX_LOG_RATIO
 from flowrl.rows import Array
 
-MAX_LOG_RATIO = 20.0
-"""Log ratios are clamped to plus and minus this before any exponential, as in the loss."""
 Level = Literal["token", "sequence", "geometric"]
 
 
@@ -86,12 +86,7 @@ class RolloutCorrection(Node):
         policy_version: Token[int] | None = None,
     ) -> Out:
         mask, row = response_mask.values, response_mask.jagged.row
-        for name, column in (("old_log_probs", old_log_probs), ("rollout_log_probs", rollout_log_probs)):
-            if len(broken := np.flatnonzero(mask & ~np.isfinite(column.values))):
-                where = response_mask.rows.names()[row[broken[0]]]
-                raise ValueError(f"{name} of {where} has a value that is not finite")
-        difference = old_log_probs.values.astype(np.float64) - rollout_log_probs.values
-        difference = np.where(mask, difference, 0.0)
+        difference = log_ratio(mask, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
         ratio, kept = np.ones(len(mask)), mask.copy()
         if self.weighting != "none":
             ratio = ratios(difference, row, mask, self.weighting)

@@ -22,7 +22,7 @@ from flowrl.batch import Sample, Token
 from flowrl.metrics import metric
 from flowrl.model import SettingError
 from flowrl.node import Context, Node
-from flowrl.nodes._backend.divergence import Estimator, estimate
+from flowrl.nodes._backend.divergence import estimate, log_ratio
 from flowrl.rows import Array
 
 MOST_AT_ONCE = 0.2
@@ -69,8 +69,7 @@ class KlPenalty(Node):
     ) -> Out:
         rows, offsets, mask = response_mask.rows, response_mask.offsets, response_mask.values
         row = response_mask.jagged.row
-        kl = np.zeros(len(mask))
-        kl[mask] = _finite(self.kl, old_log_probs, ref_log_probs, mask)
+        kl = estimate(log_ratio(mask, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs), self.kl)
         of_response = np.bincount(row, kl, len(rows))
         shaped = reward.values.astype(np.float64) - self._coef * of_response
         of_token = -self._coef * kl
@@ -94,12 +93,3 @@ class KlPenalty(Node):
     def load_state(self, state: dict[str, Any]) -> None:
         if self.target is not None:
             self._coef = float(state["coef"])
-
-
-def _finite(kind: Estimator, log_probs: Token[float], ref: Token[float], mask: Array) -> Array:
-    """The estimates of the tokens of the mask. Raises `ValueError` for a log-probability that is not finite."""
-    for name, column in (("old_log_probs", log_probs), ("ref_log_probs", ref)):
-        if len(broken := np.flatnonzero(mask & ~np.isfinite(column.values))):
-            where = column.rows.names()[column.jagged.row[broken[0]]]
-            raise ValueError(f"{name} of {where} has a value that is not finite")
-    return estimate(log_probs.values[mask].astype(np.float64) - ref.values[mask], kind)
