@@ -232,7 +232,8 @@ def test_a_row_may_start_processes_of_its_own(made: Any) -> None:
 @pytest.mark.parametrize("can_kill", [True, False])
 def test_what_a_row_does_to_signals_ends_with_it(made: Any, function: str, can_kill: bool) -> None:
     before = signal.getsignal(signal.SIGCHLD)
-    scorer = made(function, can_kill, timeout=5, batch=function == "leaves_all", batch_size=1)
+    whole = {"batch": True, "batch_size": 1} if function == "leaves_all" else {}
+    scorer = made(function, can_kill, timeout=5, **whole)
     rows = ["ring", "look", "deadly", "look", "often", "look", *["masked", "look"] * can_kill]
     assert score(scorer, rows) == ([1.0] * len(rows), [])
     assert signal.getsignal(signal.SIGCHLD) is before
