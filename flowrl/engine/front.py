@@ -34,7 +34,7 @@ class Front:
         # Without slack all groups of a batch are admitted together; else whatever is there is worked on.
         canonical = {} if plan.slack else plan.canonical_groups
         # No more than a batch at a time, so that what is reported can be told apart by the step that trains it.
-        most = plan.document.batch.prompts // plan.updates_per_sync if schedule.serves else None
+        most = plan.groups_per_batch if schedule.serves else None
         self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical, most=most)
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
@@ -92,7 +92,7 @@ class Front:
 
     def short_batch(self) -> Sequence[str]:
         """What to train when the gate has kept too few groups."""
-        num, asked = len(self.flow.ready), self.plan.document.batch.prompts // self.plan.updates_per_sync
+        num, asked = len(self.flow.ready), self.plan.groups_per_batch
         if self.limits.when_short == "fail":
             assert self.plan.gate is not None, "only a gate refuses groups"
             fact = f"step {self.progress.step}: only {num} of {asked} groups were kept of {self.flow.admitted} tried"

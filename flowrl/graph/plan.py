@@ -71,6 +71,11 @@ class Plan:
         """Batches that one step trains before it syncs."""
         return self.document.updates_per_sync
 
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups of each batch that a step trains."""
+        return self.document.batch.prompts // self.updates_per_sync
+
     def of_step(self, step: int) -> Graph:
         """What a step runs on training rows: all but what validation alone needs, and what has another `every:`."""
         graph = self.graph.training
@@ -164,8 +169,7 @@ class Plan:
         nodes = self.graph.nodes.values()
         busy = {self.pool_of(node) for node in nodes if node.weights in ("generates", "updates")}
         readers = [node for node in nodes if node.weights == "reads" and node.cls.scope in ("sample", "group")]
-        whole = self.document.batch.prompts // self.updates_per_sync
-        return {n.name: whole if self.pool_of(n) in busy else self.groups_per_block for n in readers}
+        return {n.name: self.groups_per_batch if self.pool_of(n) in busy else self.groups_per_block for n in readers}
 
     @cached_property
     def gate(self) -> BoundNode | None:

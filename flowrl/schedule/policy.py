@@ -19,7 +19,7 @@ def schedule_of(plan: Plan) -> Schedule:
     if plan.gate is not None and not spec.max_staleness and document.updates_per_sync == 1:
         return Sync(document.batch.prompts, gated=True, pauses=policy.pauses, serves=True)
     return policy(
-        batch=document.batch.prompts // document.updates_per_sync,
+        batch=plan.groups_per_batch,
         capacity=document.prompts_in_flight,
         slack=spec.max_staleness,
         patient=spec.stale == "wait",

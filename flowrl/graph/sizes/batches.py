@@ -198,7 +198,7 @@ def optimizer_steps(plan: Plan) -> dict[str, int]:
 
 def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
     batch, updates = plan.document.batch, node.weights == "updates"
-    whole = max(1, batch.prompts // plan.updates_per_sync) if updates else batch.prompts
+    whole = max(1, plan.groups_per_batch) if updates else batch.prompts
     part = setting(node, names.MINIBATCH) if updates else plan.canonical_groups.get(node.name)
     part = min(part or whole, whole)
     per_batch = -(-whole // part)
