@@ -48,7 +48,7 @@ def compare(before: Plan, after: Plan) -> tuple[Change, ...]:
         *_sets("edges", _edges(before), _edges(after)),
         *_mappings("fields", _fields(before), _fields(after)),
     ]
-    one, two = before.document.model_dump(), after.document.model_dump()
+    one, two = _document(before, after), _document(after, before)
     for section in SECTIONS:
         found += _mappings(section, *({"": one[section]}, {"": two[section]}))
     return tuple(found)
@@ -68,6 +68,18 @@ def as_data(changes: tuple[Change, ...]) -> dict[str, Any]:
         {"section": c.section, "kind": c.kind, "what": c.what, "before": c.before, "after": c.after} for c in changes
     ]
     return {"format": 1, "changes": shown}
+
+
+def _document(plan: Plan, other: Plan) -> dict[str, Any]:
+    """The sections of a document; of a model or a pool that the other has not, what is not left at its default."""
+    found, document = plan.document.model_dump(), plan.document
+    for section, named, others in (
+        ("models", document.models, other.document.models),
+        ("pools", document.pools, other.document.pools),
+    ):
+        alone = {name: spec for name, spec in named.items() if name not in others}
+        found[section] |= {name: spec.model_dump(exclude_defaults=True) for name, spec in alone.items()}
+    return found
 
 
 def _nodes(before: Plan, after: Plan) -> Iterator[Change]:

@@ -58,7 +58,18 @@ def test_a_new_node_and_a_node_that_is_gone() -> None:
     found = lines("nodes.ref_logprob=null", "models.reference=null", "nodes.actor_update.kl_coef=0")
     assert "nodes: - ref_logprob: model.logprob" in found
     assert "edges: - ref_logprob -> actor_update (ref_log_probs)" in found
-    assert any(line.startswith("models: - reference: {path: ") for line in found)
+    assert "models: - reference: {path: arith-tiny}" in found
+
+
+def test_of_a_new_model_or_pool_what_is_not_left_at_its_default_is_told() -> None:
+    found = lines(
+        "models.critic={path: arith-tiny, head: value, trainable: true, optimizer: {lr: 0.1}}",
+        "pools.spare={workers: 2}",
+    )
+    assert found == [
+        "models: + critic: {path: arith-tiny, head: value, trainable: true, optimizer: {lr: 0.1}}",
+        "pools: + spare: {workers: 2}",
+    ]
     back = load(DEFAULT, ["nodes.ref_logprob=null", "nodes.actor_update.kl_coef=0"]).diff(load(DEFAULT))
     assert "nodes: + ref_logprob: model.logprob" in [f"{change.section}: {change}" for change in back]
 
