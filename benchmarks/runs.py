@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def metric_of(name: str, pipeline: str, seed: int, steps: int, settings: Sequence[str] = ()) -> list[float]:
-    """What a run of the command reports under a name, step by step. Ends the program where the run fails."""
+    """What a run of the command reports under a name, by steps that report it. Ends the program where the run fails."""
     given = [f"run.seed={seed}", "tracking=[]", "checkpoint=null", *settings]
     sets = [part for setting in given for part in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="flowrl-learn-") as folder:
@@ -20,4 +20,5 @@ def metric_of(name: str, pipeline: str, seed: int, steps: int, settings: Sequenc
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         (file,) = Path(folder).glob("runs/*/metrics.jsonl")
-        return [json.loads(line)[name] for line in file.read_text(encoding="utf-8").splitlines()]
+        reported = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [metrics[name] for metrics in reported if name in metrics]

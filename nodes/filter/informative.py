@@ -39,4 +39,5 @@ class Informative(Gate):
         metric("groups/all_right", (same & (lowest > self.threshold)).sum(), reduce="sum")
         metric("groups/all_wrong", (same & (lowest <= self.threshold)).sum(), reduce="sum")
         metric("groups/too_few_scored", (~keep & ~same).sum(), reduce="sum")
+        metric("reward/tried", score.sum(), len(score))
         return self.Out(Prompt(rows, keep))

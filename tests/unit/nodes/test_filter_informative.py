@@ -28,7 +28,7 @@ def test_groups_with_equal_rewards_are_left_out_and_counted_by_kind() -> None:
     groups = {"a": [1.0, 0.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 0.0, 0.0], "d": [0.5, 0.5]}
     found, metrics = kept(groups)
     assert found == {"a": True, "b": False, "c": False, "d": False}
-    assert metrics == {"kept": 1, "all_right": 1, "all_wrong": 2, "too_few_scored": 0}
+    assert metrics == {"kept": 1, "all_right": 1, "all_wrong": 2, "too_few_scored": 0, "reward/tried": 0.5}
     assert kept(groups, threshold=0.0)[1]["all_right"] == 2
 
 
@@ -39,7 +39,7 @@ def test_rewards_are_compared_and_not_a_rounded_deviation() -> None:
 def test_what_was_not_scored_says_nothing() -> None:
     found, metrics = kept({"a": [1.0, NAN, 0.0], "b": [1.0, NAN], "c": [NAN, NAN], "d": [1.0, NAN, 1.0], "e": [0.0]})
     assert found == {"a": True, "b": False, "c": False, "d": False, "e": False}
-    assert metrics == {"kept": 1, "all_right": 1, "all_wrong": 0, "too_few_scored": 3}
+    assert metrics == {"kept": 1, "all_right": 1, "all_wrong": 0, "too_few_scored": 3, "reward/tried": 2 / 3}
 
 
 def test_a_session_of_several_outputs_counts_by_its_last() -> None:
