@@ -203,12 +203,16 @@ def _added() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 def library_names() -> list[str]:
     """Names of all library nodes, those of third parties included."""
+    return sorted(own_names() + [entry.name for entry in _added()])
+
+
+def own_names() -> list[str]:
+    """Names of the library nodes that come with flowrl."""
     root = Path(__file__).parent / "nodes"
     files = (path.relative_to(root) for path in root.glob("*/*.py"))
-    ours = [
+    return sorted(
         f"{path.parent.name}.{path.stem}" for path in files if not str(path).startswith("_") and path.stem[0] != "_"
-    ]
-    return sorted(ours + [entry.name for entry in _added()])
+    )
 
 
 def _library(use: str) -> NodeRef:

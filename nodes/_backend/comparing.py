@@ -117,16 +117,14 @@ class Scores:
         spread: Token[Any] = Sample(self.rows, self.per_row(values)).per_token(mask)
         return Token(self.rows, np.where(mask.values, spread.values, 0.0), mask.offsets)
 
-    def report(self, no_signal: Array | None = None) -> None:
-        """`reward/*` and `groups/*`; which groups tell nothing (G,) is seen from these rewards unless given."""
+    def report(self) -> None:
+        """`reward/*` and `groups/*`."""
         groups = self.groups
-        no_signal = ~groups.signal if no_signal is None else no_signal
         compared = groups.num_scored > 1
         metric("reward/mean", self.score.sum(), len(self.score))
         metric("reward/std", groups.std[compared].sum(), compared.sum())
         metric("reward/unscored", self.num_unscored, reduce="sum")
         metric("groups/size", groups.num_scored.sum(), len(compared))
-        metric("groups/no_signal", no_signal.sum(), reduce="sum")
         metric("groups/single", (groups.num_scored == 1).sum(), reduce="sum")
 
 
@@ -137,11 +135,15 @@ def report_advantages(advantages: Array) -> None:
     metric("advantage/max", advantages.max(initial=0.0), reduce="max")
 
 
-def of_sessions(
-    scores: Scores, advantages: Array, response_mask: Token[bool], no_signal: Array | None = None
-) -> tuple[Token[float], Token[bool]]:
-    """Advantages and loss mask, where every token of a session has its advantage (S,); reports both."""
-    scores.report(no_signal)
+def of_sessions(scores: Scores, advantages: Array, response_mask: Token[bool]) -> tuple[Token[float], Token[bool]]:
+    """Advantages and loss mask, where every token of a session has its advantage (S,); reports both.
+
+    A group has no signal if all its advantages are 0, be it that its rewards are equal or that they are what was
+    expected.
+    """
+    scores.report()
     report_advantages(advantages)
+    signals = np.bincount(scores.group, advantages != 0, scores.rows.num_groups)
+    metric("groups/no_signal", (signals == 0).sum(), reduce="sum")
     mask = scores.loss_mask(response_mask)
     return scores.per_token(advantages, mask), mask

@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -100,6 +100,7 @@ def loss_of(name: str) -> PolicyLoss:
         raise SettingError("loss", f"'{name}' does not take log_probs, so nothing would train", "log_probs: Tensor")
     for one in parameters.values():
         _check_parameter(name, one)
+    _check_result(name, loss.function)
     for setting, default in loss.settings.items():
         if wrong := misfit(name, loss.function, setting, default):
             raise SettingError("loss", f"a default of '{name}' is none: {wrong}", "another default, or another type")
@@ -121,6 +122,21 @@ def _check_parameter(name: str, one: Parameter) -> None:
         raise SettingError("loss", f"{takes}, which is no column, and has no default", fix)
     elif one.annotation is Parameter.empty:
         raise SettingError("loss", f"{takes} without saying its type", f"{one.name}: float = {one.default!r}")
+
+
+def _check_result(name: str, function: Callable[..., Any]) -> None:
+    """Raise `SettingError` for what gives no tensor when it is called, or says that it gives something else."""
+    kinds = {"an async function": iscoroutinefunction, "an async generator": isasyncgenfunction}
+    kinds |= {"a generator": isgeneratorfunction, "a class": lambda found: isinstance(found, type)}
+    for kind, is_one in kinds.items():
+        if is_one(function):
+            raise SettingError("loss", f"'{name}' is {kind}, no plain function", "def, with return and not yield")
+    said = signature(function).return_annotation
+    said = getattr(function, "__globals__", {}).get(said, said) if isinstance(said, str) else said
+    is_pair = isinstance(said, type) and issubclass(said, tuple)
+    if said not in (Signature.empty, Any) and not is_pair and "Tensor" not in str(said):
+        fix = "-> Tensor, a loss for each token, or -> tuple[Tensor, Tensor] with those that a clip decided"
+        raise SettingError("loss", f"'{name}' says that it returns {_shown(said)}, no Tensor", fix)
 
 
 def misfit(name: str, function: Callable[..., Any], option: str, value: Any) -> str:

@@ -52,5 +52,4 @@ class MultiReward(Normalizing):
         if self.whiten:
             advantage[signal] = whitened(advantage[signal])
         total = replace(each[0], score=factors @ np.stack([scores.score for scores in each]))
-        no_signal = np.all([~scores.groups.signal for scores in each], axis=0)
-        return self.Out(*of_sessions(total, advantage, response_mask, no_signal))
+        return self.Out(*of_sessions(total, advantage, response_mask))

@@ -3,8 +3,10 @@
 With the estimate KL_t of each token that the policy wrote (Schulman, "Approximating KL Divergence", 2020), as in
 Ziegler et al., "Fine-Tuning Language Models from Human Preferences", arXiv:1909.08593, equations 2 and 3:
 
-    shaped reward of a response     reward - coef * sum of its KL_t
+    shaped reward of a session      reward - coef * sum of its KL_t
     reward of a token               -coef * KL_t, and the reward besides at the last token that is trained
+
+A session is rewarded as by `advantage.*`: by its last output, and each of its outputs ends in that reward.
 
 The adaptive coefficient follows their section 2.2: after each batch of n responses with a mean divergence KL it is
 multiplied by 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon. We depart where it could be negative or 0: it is not.
@@ -23,6 +25,7 @@ from flowrl.metrics import metric
 from flowrl.model import SettingError
 from flowrl.node import Context, Node
 from flowrl.nodes._backend.divergence import estimate, log_ratio
+from flowrl.nodes._backend.sessions import sessions
 from flowrl.rows import Array
 
 MOST_AT_ONCE = 0.2
@@ -71,12 +74,14 @@ class KlPenalty(Node):
         row = response_mask.jagged.row
         kl = estimate(log_ratio(mask, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs), self.kl)
         of_response = np.bincount(row, kl, len(rows))
-        shaped = reward.values.astype(np.float64) - self._coef * of_response
+        session_of, last_output = sessions(rows)
+        rewards = reward.values[last_output].astype(np.float64)[session_of]
+        shaped = rewards - self._coef * np.bincount(session_of, of_response)[session_of]
         of_token = -self._coef * kl
         last = np.full(len(rows), -1)
         np.maximum.at(last, row[mask], np.flatnonzero(mask))
-        scored = (last >= 0) & np.isfinite(reward.values)
-        of_token[last[scored]] += reward.values[scored]
+        scored = (last >= 0) & np.isfinite(rewards)
+        of_token[last[scored]] += rewards[scored]
         self._report(kl, mask, of_response)
         return self.Out(Sample(rows, shaped), Token(rows, of_token.astype(np.float32), offsets))
 

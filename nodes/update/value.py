@@ -39,16 +39,18 @@ class Value(Updating):
         loss_mask: Token[bool],
         values: Token[float],
         returns: Token[float],
+        corrected_mask: Token[bool] | None = None,
     ) -> None:
         from flowrl.nodes._backend.minibatch import TokenRows
 
         rows = prompt_ids.rows
+        mask = loss_mask if corrected_mask is None else loss_mask & corrected_mask
         columns = {"values": values, "returns": returns}
         floats = {name: column.cast("float").jagged for name, column in columns.items()}
-        masked = {"loss_mask": loss_mask.cast("bool").jagged, **floats}
+        masked = {"loss_mask": mask.cast("bool").jagged, **floats}
         batch = TokenRows(prompt_ids.jagged, response_ids.jagged, masked, np.arange(len(rows)))
         if self._context.rank == 0:
-            _report_fit(values.values[loss_mask.values], returns.values[loss_mask.values])
+            _report_fit(values.values[mask.values], returns.values[mask.values])
         self.train(batch, rows, "critic", lambda part: self._update(part, rows))
 
     def _update(self, batch: TokenRows, rows: Rows) -> None:

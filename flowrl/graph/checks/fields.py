@@ -8,7 +8,7 @@ from flowrl.errors import Place, Problem, nearest
 from flowrl.fields import FieldType
 from flowrl.graph.bind import BoundNode, raised
 from flowrl.graph.build import DATA, Edge, Field, upstream
-from flowrl.graph.checks.offers import Offers, shown
+from flowrl.graph.checks.offers import Offers, library_writers, shown
 from flowrl.graph.checks.sizes import cut_evenly
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import ordinal
@@ -38,15 +38,21 @@ def missing_writer(subject: Subject) -> Iterator[Problem]:
 
 def _missing(subject: Subject, offers: Offers, node: BoundNode, port: str, field: str) -> Problem:
     wanted = node.cls.input_ports[port].type
-    of_type, close = offers.to(node, wanted), offers.near(node, wanted, field)
+    of_type, writers = offers.to(node, wanted), library_writers(field, wanted)
+    # Where the user names no field, and a node of the library writes this one, that node is missing: a field that
+    # others read is then no slip of its name.
+    absent = bool(writers) and port not in node.spec.reads
+    close = offers.near(node, wanted, field, unread=absent)
     # Columns of data are about anything: a guess would train on the wrong one.
-    guess = of_type[0].name if of_type and wanted.axis != "Prompt" else ""
-    fix = f"add a node that writes '{field}' ({wanted})"
-    if close or guess:
-        fix = other_field(node, port, field, close or guess)
-    elif wanted.axis == "Prompt":
+    by_data = wanted.axis == "Prompt"
+    other = close if by_data else close or offers.unread(node, wanted, field if absent else "")
+    fix = f"add a node that writes '{field}' ({wanted})" + f", such as {writers}" * bool(writers)
+    if other:
+        fix = other_field(node, port, field, other)
+    elif by_data:
         kind = "str or json" if wanted.dtype == "json" else wanted.dtype
-        fix = f"give the data a column '{field}' ({kind}), or reads: {{{port}: COLUMN}}"
+        column = f"give the data a column '{field}' ({kind})"
+        fix = f"{column}, or {fix}" if writers else f"{column}, or reads: {{{port}: COLUMN}}"
     notes = (*shown(of_type), *_columns(subject, wanted, of_type), *[f"did you mean '{close}'?"] * bool(close))
     fact = f"nodes.{node.name} reads '{field}', which nothing writes"
     return Problem("FR020", _port_place(subject, node, port, field), fact, fix, notes)

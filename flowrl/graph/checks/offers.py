@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import islice
+from pathlib import Path
 
 from flowrl.errors import nearest
-from flowrl.fields import FieldType
+from flowrl.fields import FieldType, Port
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.build import Field, Graph, upstream
+from flowrl.registry import find, own_names
 
 NUM_SHOWN = 4
 """Fields of the right type that a message names."""
 NUM_NEIGHBOURS = 20
+NUM_WRITERS = 3
+"""Nodes of the library that a message names."""
 
 
 class Names:
@@ -52,12 +57,22 @@ class Offers:
         """Some fields of the type, in the order of declaration."""
         return list(islice(self._possible(node, self._readable(wanted)), NUM_SHOWN))
 
-    def near(self, node: BoundNode, wanted: FieldType, field: str) -> str:
-        """The name of the type that this one is a slip of; empty where none is near."""
+    def unread(self, node: BoundNode, wanted: FieldType, field: str = "") -> str:
+        """The first field of the type that no node reads, and so may be the one that was meant; empty without any.
+
+        With `field`, only such as another node writes in the place of that, under another name.
+        """
+        unread = (found for found in self._possible(node, self._readable(wanted)) if not found.readers)
+        nodes = self._graph.nodes
+        return next((one.name for one in unread if not field or nodes[one.writer].writes.get(field) == one.name), "")
+
+    def near(self, node: BoundNode, wanted: FieldType, field: str, unread: bool = False) -> str:
+        """The name of the type that this one is a slip of, maybe of those alone that no node reads; empty without."""
         if wanted not in self._names:
             self._names[wanted] = Names(found.name for found in self._readable(wanted))
         around = (self._graph.fields[name] for name in self._names[wanted].around(field))
-        said = nearest(field, (found.name for found in self._possible(node, around)))
+        possible = (found.name for found in self._possible(node, around) if not (unread and found.readers))
+        said = nearest(field, possible)
         return said.split("'")[1] if said.startswith("did you mean") else ""
 
     def _readable(self, wanted: FieldType) -> Iterator[Field]:
@@ -68,6 +83,26 @@ class Offers:
     def _possible(self, node: BoundNode, fields: Iterable[Field]) -> Iterator[Field]:
         later = upstream(self._graph.targets, [node.name])
         return (field for field in fields if field.writer not in later)
+
+
+def library_writers(field: str, wanted: FieldType) -> str:
+    """The nodes of the library that write such a field, as they are written; else those that may write it renamed."""
+    for renamed in (False, True):
+        found = [
+            f"{{use: {use}, writes: {{{port}: {field}}}}}" if renamed else f"{{use: {use}}}"
+            for use, ports in _library().items()
+            for port in ports
+            if wanted.accepts(ports[port].type) and (field.endswith(f"_{port}") if renamed else field == port)
+        ]
+        if found:
+            return " or ".join(found[:NUM_WRITERS])
+    return ""
+
+
+@cache
+def _library() -> Mapping[str, Mapping[str, Port]]:
+    """What the nodes of our library write; those of others may take long to import."""
+    return {use: find(use, Path()).load().output_ports for use in own_names()}
 
 
 def shown(fields: Iterable[Field]) -> list[str]:

@@ -113,10 +113,16 @@ def _needs(node: Node, port: str) -> bool:
 
 def _models(subject: Subject) -> Iterator[Problem]:
     used = {model for node in subject.declared for model in node.models}
-    for name in subject.document.models:
+    updated = {node.model for node in subject.declared if node.weights == "updates"}
+    for name, spec in subject.document.models.items():
         if name not in used:
             yield Problem("FR030", subject.place("models", name, key=True), f"no node uses models.{name}",
                           f"models.{name}: null", severity="warning")  # fmt: skip
+        elif spec.trainable and name not in updated:
+            yield Problem("FR030", subject.place("models", name, "trainable"),
+                          f"models.{name} is trainable, but no node updates it: it stays as it is",
+                          f"add an update.* node with model: {name}, or models.{name}: {{trainable: false}}",
+                          severity="warning")  # fmt: skip
         elif subject.of_role(name, "syncs") and not subject.of_role(name, "generates"):
             yield Problem("FR030", subject.place("models", name, key=True),
                           f"models.{name} is trained and synced, but no node generates with it: it never sees text of "

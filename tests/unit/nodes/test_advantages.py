@@ -123,6 +123,19 @@ def test_groups_of_one_or_of_equal_rewards_give_exactly_zero_and_are_counted(nam
     assert {"reward/mean", "reward/std", "advantage/abs"} <= report.metrics.keys()
 
 
+def test_groups_without_a_signal_are_those_whose_advantages_are_all_zero_whatever_is_compared() -> None:
+    rows = Rows.of("aabbcc")
+    reward, mask = Sample(rows, [1.0, 1.0, 0.5, 0.5, 1.0, 0.0]), Token.of(rows, [[True]] * 6, "bool")
+    with collect() as remax:
+        made("remax").run(reward, Prompt[float](rows, [0.0, 0.5, 0.5]), mask)  # type: ignore[attr-defined]
+    with collect() as best:
+        advantages("grpo_passk", [1.0, 1.0, 0.0, 1.0, 0.0, 0.0], "aaabbb")
+    with collect() as alone:
+        advantages("reinforce_plus_plus", [1.0, 0.0, 0.0], "abc")
+    assert [report.metrics["groups/no_signal"].value for report in (remax, best)] == [1, 1]
+    assert "groups/no_signal" not in alone.metrics
+
+
 def test_a_batch_of_equal_returns_is_whitened_to_exactly_zero() -> None:
     assert advantages("reinforce_plus_plus", [0.7] * 7, "a" * 7) == [0.0] * 7
     assert advantages("gae", [0.7] * 7, "a" * 7) == [0.0] * 7

@@ -128,6 +128,12 @@ def test_a_loss_of_ones_own_takes_its_options_and_no_others(tmp_path: Path) -> N
         ("def mine(log_probs: Tensor, beta: 'Gone' = 1): ...", "'beta', whose type Gone YAML cannot write"),
         ("def mine(log_probs: Tensor, *more: Tensor): ...", "takes 'more' by no name"),
         ("def mine(log_probs: Tensor, **more: float): ...", "takes 'more' by no name"),
+        ("def mine(log_probs: Tensor) -> float: ...", "says that it returns float, no Tensor"),
+        ("def mine(log_probs: Tensor) -> 'list[float]': ...", "says that it returns list[float], no Tensor"),
+        ("def mine(log_probs: Tensor) -> None: ...", "says that it returns None, no Tensor"),
+        ("async def mine(log_probs: Tensor) -> Tensor: ...", "is an async function, no plain function"),
+        ("def mine(log_probs: Tensor) -> Tensor: yield log_probs", "is a generator, no plain function"),
+        ("class mine:\n    def __init__(self, log_probs: Tensor): ...", "is a class, no plain function"),
         ("mine = max", "Python does not say what"),
         ("mine = 3", "is no function, but int"),
         ("def other(): ...", "has no function 'mine'"),
@@ -136,6 +142,14 @@ def test_a_loss_of_ones_own_takes_its_options_and_no_others(tmp_path: Path) -> N
 )
 def test_a_loss_that_cannot_be_called_is_refused(written: Callable[[str], str], definition: str, fact: str) -> None:
     assert fact in refusal(loss=written(definition))
+
+
+@pytest.mark.parametrize(
+    "said", ["Tensor", "'Tensor'", "tuple[Tensor, Tensor]", "'tuple[Tensor, Tensor | None]'", "Pair"]
+)
+def test_a_loss_may_say_that_it_returns_one_tensor_or_two(written: Callable[[str], str], said: str) -> None:
+    pair = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    loss: Tensor\n    clipped: Tensor\n"
+    assert Policy(minibatch=1, loss=written(f"{pair}def mine(log_probs: Tensor) -> {said}: ..."))
 
 
 def test_the_loss_of_the_page_is_right(tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_an_unscored_response_stays_unscored_and_one_without_tokens_keeps_its_re
     assert out.shaped_reward.values[1] == 2.0
 
 
+def test_a_session_of_several_outputs_is_rewarded_once_and_pays_for_all_of_them() -> None:
+    rows = Rows(["u0"], [0, 0, 0], [0, 1, 0], [1, 0, 0])
+    out = made(coef=0.1).run(
+        reward=Sample(rows, [1.0, 0.5, math.nan]),  # the last outputs are the first two rows
+        response_mask=Token.of(rows, [[True, True], [True], [True]], "bool"),
+        old_log_probs=Token.of(rows, [[-1.0, -1.0], [-2.0], [-3.0]], "float"),
+        ref_log_probs=Token.of(rows, [[-2.0, -2.0], [-3.0], [-5.0]], "float"),
+    )
+    assert out.shaped_reward.values.tolist() == pytest.approx([1.0 - 0.4, 0.5 - 0.1, 1.0 - 0.4])
+    assert out.token_rewards.values.tolist() == pytest.approx([-0.1, 1.0 - 0.1, 0.5 - 0.1, 1.0 - 0.2])
+
+
 def test_outside_the_mask_anything_may_stand_and_inside_it_is_named() -> None:
     out, _ = penalised(made(), [1.0, 1.0], ref=[[-1.5, -1.0, -math.inf], [-0.5]])
     assert np.isfinite(out.token_rewards.values).all()

@@ -59,7 +59,7 @@ def trained(rank: int, num_ranks: int, spec: ModelSpec, batch: Batch, node: dict
     columns = dict(batch.columns)
     found = values.run(columns["prompt_ids"], columns["response_ids"]).values  # type: ignore[arg-type]
     with collect() as report:
-        update.run(**{name: columns[name] for name in Value.input_ports})  # type: ignore[arg-type]
+        update.run(**{name: columns[name] for name in Value.input_ports if name in columns})  # type: ignore[arg-type]
     weights = named_weights(trainer_of(context).module)
     return {
         "values": {row: list(map(float, own)) for row, own in zip(found.rows.names(), found.jagged, strict=True)},
@@ -131,6 +131,19 @@ def test_what_lies_outside_the_mask_reaches_nothing() -> None:
         column = batch.columns[name]
         spoiled[name] = column._with(np.where(outside, np.nan, column.values))  # type: ignore[attr-defined]
     assert_same([trained(0, 1, CRITIC, replace(batch, columns=batch.columns | spoiled), {})], expected)
+
+
+def test_a_corrected_mask_leaves_the_tokens_out_that_the_policy_does_not_learn_from() -> None:
+    batch = batch_of()
+    mask: Token[bool] = batch.columns["loss_mask"]  # type: ignore[assignment]
+    kept = Token(batch.rows, np.arange(len(mask.values)) % 3 > 0, mask.offsets)
+    types = batch.types | {"corrected_mask": batch.types["loss_mask"]}
+    narrowed = Batch(batch.rows, batch.columns | {"loss_mask": mask & kept}, batch.types)
+    corrected = Batch(batch.rows, batch.columns | {"corrected_mask": kept}, types)
+    expected = trained(0, 1, CRITIC, narrowed, {})
+    assert_same([trained(0, 1, CRITIC, corrected, {})], expected)
+    whole = trained(0, 1, CRITIC, batch, {})
+    assert any(np.abs(whole["weights"][name] - weight).max() > 1e-5 for name, weight in expected["weights"].items())
 
 
 def test_an_empty_mask_takes_no_step_and_a_return_that_is_no_number_is_skipped() -> None:
@@ -246,7 +259,7 @@ def test_the_critic_learns_alone_until_the_policy_begins(context: Context) -> No
         context.shared[CYCLE] = step
         with collect() as report:
             policy.run(**{name: batch.columns.get(name) for name in Policy.input_ports})  # type: ignore[arg-type]
-            critic.run(**{name: batch.columns[name] for name in Value.input_ports})  # type: ignore[arg-type]
+            critic.run(**{name: batch.columns.get(name) for name in Value.input_ports})  # type: ignore[arg-type]
         assert ("actor/waiting" in report.metrics) == (step <= 2) == ("actor/loss" not in report.metrics)
         moved.append((policy.changed(), critic.changed()))
         now = torch.nn.utils.parameters_to_vector(trainer_of(replace(context, model="policy")).module.parameters())

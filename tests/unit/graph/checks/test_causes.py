@@ -55,6 +55,25 @@ def test_one_wrong_field_of_many_is_shown_in_the_list(tmp_path: Path) -> None:
     assert problem.fix == "exact instead of exct"
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "sets", "missed", "fix"),
+    [
+        ("ppo", ["nodes.values=null"], "values", "{use: model.values}"),
+        ("ppo", ["nodes.advantage.use=advantage.grpo"], "returns", "{use: advantage.gae}"),
+        ("ppo", ["nodes.ref_logprob=null"], "ref_log_probs", "{use: model.logprob, writes: {log_"),
+        ("grpo", ["nodes.ref_logprob=null"], "ref_log_probs", "writes: {log_probs: ref_log_probs}}"),
+        ("remax", ["nodes.baseline=null"], "baseline", "{use: reward.baseline}"),
+        ("grpo", ["nodes.reward=null"], "reward", "{use: reward.exact_match} or {use: reward.function}"),
+    ],
+)
+def test_where_a_node_is_missing_one_that_writes_the_field_is_offered_and_not_whatever_has_its_type(
+    pipeline: str, sets: list[str], missed: str, fix: str
+) -> None:
+    problem = load(pipeline, sets).check()[0]
+    assert problem.code == "FR020" and f"reads '{missed}'" in problem.fact
+    assert fix in problem.fix and "reads:" not in problem.fix
+
+
 def test_a_field_nearly_named_like_an_optional_port_is_told() -> None:
     problem, *_ = load("grpo_sync", ["nodes.old_logprob.writes={log_probs: old_logprobs}"]).check()
     assert problem.code == "FR026"

@@ -163,7 +163,7 @@ def test_fr020_tells_the_near_name_first_and_the_missing_type_last() -> None:
     assert near.fix == "reads: {inputs: reward_math}"
     assert "did you mean 'reward_math'?" in near.notes
     alone = next(p for p in check({"update": UPDATE}) if p.code == "FR020")
-    assert alone.fix == "add a node that writes 'response_mask' (Token[bool])"
+    assert alone.fix == "add a node that writes 'response_mask' (Token[bool]), such as {use: rollout.generate}"
 
 
 def test_fr020_an_optional_port_that_the_settings_demand() -> None:
