@@ -241,11 +241,15 @@ class Run(RuleBasedStateMachine):
     def kill_and_resume(self) -> None:
         saved = copy.deepcopy(self.saved)
         state, in_flight, self.version, self.step, self.trained, self.given_up, self.seen = saved
-        ready = {group["uid"] for group in state.get("flow", {"groups": []})["groups"] if group["settled"]}
+        ready = {
+            group["uid"]
+            for group in state.get("flow", {"groups": []})["groups"]
+            if group["settled"] and self.version - (group["oldest"] or group["version"]) <= self.slack
+        }
         self.front, self.num_cut = self.made(), 0
         self.front.prompts.load_state(state)
         self.front.restore(state, in_flight, self.version)
-        assert {group.uid for group in self.front.flow.ready} == ready, "finished groups are there again"
+        assert {group.uid for group in self.front.flow.ready} == ready, "finished groups of use are there again"
         parts = self.front.store.find(["response"], sorted(ready))
         assert {uid for part in parts for uid in part.uids} >= ready, "with their trajectories"
         assert sorted(self.alive) == self.alive_then, "what was in flight or to be tried again is so still"
