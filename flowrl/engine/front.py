@@ -12,7 +12,7 @@ from flowrl.data import stream
 from flowrl.engine.call import Receipt
 from flowrl.engine.checkpoint import InFlight
 from flowrl.engine.cluster import Cluster
-from flowrl.engine.dispatch import Arrival, Dispatcher
+from flowrl.engine.dispatch import Arrival, Dispatcher, Late
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
 from flowrl.gate import Gate, limits_of
@@ -165,15 +165,18 @@ class Front:
             self.dispatcher.abort([uid])
         self.leave([uid])
 
-    def late(self, uids: Iterable[str]) -> str:
-        """Groups had no end within their timeout; what becomes of them, for people.
+    def late(self, news: Late) -> str:
+        """Groups had no end within their timeout: which ones, and what becomes of them, for people; empty if none.
 
-        Where the schedule replaces groups they are given up and tried again; else they settle with what they have.
+        Where the schedule replaces groups they are given up; else, and in a validation, they settle with what they have.
         """
-        late = [uid for uid in uids if uid not in self.flow.groups or not self.flow.groups[uid].settled]
-        for uid in late if self.schedule.serves else ():
+        running = news.progress.running(news.node.name)
+        late = [uid for uid in news.uids if uid in running]
+        replaced = self.schedule.serves and news.progress is self.progress
+        for uid in late if replaced else ():
             self.give_up(uid, "late")
-        return f"{', '.join(late)} {'are tried again' if self.schedule.serves else 'end with what they have'}"
+        fate = "are replaced" if replaced else "end with what they have"
+        return f"{', '.join(late)} {fate}" if late else ""
 
     def leave(self, uids: Iterable[str]) -> None:
         """Groups are in flight no more."""

@@ -173,9 +173,10 @@ class Loop:
     def collect(self, arrival: Arrival | Late) -> None:
         """Take in a block: where its columns lie, what it reports, and which groups are settled by it."""
         if isinstance(arrival, Late):
-            groups = self.front.late(arrival.uids)
-            self.recorder.note(f"{arrival.progress.title}: {arrival.node.name} had no end within its timeout of "
-                               f"{arrival.node.spec.timeout:g} s on {arrival.worker}: {groups}", "warning")  # fmt: skip
+            if groups := self.front.late(arrival):
+                self.recorder.note(f"{arrival.progress.title}: {arrival.node.name} had no end within its timeout of "
+                                   f"{arrival.node.spec.timeout:g} s on {arrival.worker}: {groups}",
+                                   "warning")  # fmt: skip
             return
         receipt, progress = arrival.receipt, arrival.progress
         node = self.plan.graph.nodes[arrival.node]

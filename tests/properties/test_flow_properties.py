@@ -19,7 +19,7 @@ from flowrl import Gate, Prompt, Sample
 from flowrl.batch import Batch
 from flowrl.data.stream import PromptStream
 from flowrl.engine.call import Receipt
-from flowrl.engine.dispatch import Arrival
+from flowrl.engine.dispatch import Arrival, Late
 from flowrl.engine.front import Front
 from flowrl.engine.store import Store
 from flowrl.graph.plan import Plan
@@ -174,7 +174,10 @@ class Run(RuleBasedStateMachine):
         late = [uid for uid in self.unsettled if uid in self.stalled]
         self.stalled.clear()
         if late:
-            self.front.late(late)
+            progress, node = self.front.progress, self.plan.graph.nodes["rollout"]
+            progress.submit("rollout", late)
+            named = self.front.late(Late(node, "train/0", tuple([*late, "u0gone"]), progress))
+            assert named.split(" ")[: len(late)] == [f"{uid}," for uid in late[:-1]] + late[-1:]
             self.look()
             if not self.eager:
                 self.front.admit(self.version)

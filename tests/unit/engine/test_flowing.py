@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,13 @@ import pytest
 
 import flowrl
 from flowrl import Gate, Prompt, Sample
+from flowrl.data.stream import PromptStream
+from flowrl.engine.dispatch import Late
+from flowrl.engine.front import Front
+from flowrl.engine.store import Store
 from flowrl.errors import RunError
+from flowrl.schedule.base import Progress
+from flowrl.schedule.policy import schedule_of
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 ASYNC = {"mode": "separate_async", "max_staleness": 1}
@@ -194,3 +201,27 @@ def test_a_run_that_goes_on_under_another_schedule_keeps_to_its_bounds(
     bound = then.get("max_staleness", 0)
     assert max(step["staleness/max"] for step in steps) <= bound
     assert max(step.get("rollout/in_flight", 0) for step in steps) <= prompts * bound
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
+def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path: Path) -> None:
+    plan = flowrl.Pipeline(document(schedule, tmp_path)).plan()
+    prompts, node = PromptStream(plan.document.data["train"].load(), 0), plan.graph.nodes["rollout"]
+    cluster = SimpleNamespace(put=lambda batch: batch)
+    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
+    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
+    front = Front(plan, schedule_of(plan), prompts, dispatcher)
+    front.begin(1)
+    front.admit(0)
+    ended, slow, *_ = uids = front.progress.uids
+    front.progress.submit("rollout", uids[:2])
+    front.progress.settle("rollout", [ended])
+    replaces = schedule["mode"] != "sync"
+    fate = "are replaced" if replaces else "end with what they have"
+    assert front.late(Late(node, "generate/0", uids[:2], front.progress)) == f"{slow} {fate}"
+    assert (slow in front.flow.groups, ended in front.flow.groups) == (not replaces, True)
+    validation = Progress(plan.graph, 1, ["val:u1"])
+    validation.submit("rollout", ["val:u1"])
+    told = front.late(Late(node, "generate/0", ("val:u1",), validation))
+    assert told == "val:u1 end with what they have"
+    assert front.late(Late(node, "generate/0", (ended,), front.progress)) == ""
