@@ -168,7 +168,7 @@ class Front:
     def late(self, news: Late) -> str:
         """Groups had no end within their timeout: which ones, and what becomes of them, for people; empty if none.
 
-        Where the schedule replaces groups they are given up; else, and in a validation, they settle with what they have.
+        Where the schedule replaces groups they are given up; else, and in a validation, they settle with what there is.
         """
         running = news.progress.running(news.node.name)
         late = [uid for uid in news.uids if uid in running]

@@ -176,7 +176,7 @@ class Run(RuleBasedStateMachine):
         if late:
             progress, node = self.front.progress, self.plan.graph.nodes["rollout"]
             progress.submit("rollout", late)
-            named = self.front.late(Late(node, "train/0", tuple([*late, "u0gone"]), progress))
+            named = self.front.late(Late(node, "train/0", (*late, "u0gone"), progress))
             assert named.split(" ")[: len(late)] == [f"{uid}," for uid in late[:-1]] + late[-1:]
             self.look()
             if not self.eager:
