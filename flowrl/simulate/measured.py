@@ -90,8 +90,8 @@ def _lines(path: Path, fault_of: Callable[[Any], str]) -> Iterator[dict[str, Any
 
 def _fault_of_event(found: Any) -> str:
     """What keeps a line of the event log from saying when a node ran; empty if nothing does."""
-    types = {"node": str, "worker": str, "step": int, "start": int | float, "end": int | float}
-    types |= {"rows": list, "failures": list}
+    types: dict[str, Any] = {"node": str, "worker": str, "step": int, "rows": list, "failures": list}
+    types |= {"start": int | float, "end": int | float}
     if not isinstance(found, dict) or not all(isinstance(found.get(key), type_) for key, type_ in types.items()):
         return "is no event of a run"
     if found["end"] < found["start"]:
