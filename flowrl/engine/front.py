@@ -12,7 +12,7 @@ from flowrl.data import stream
 from flowrl.engine.call import Receipt
 from flowrl.engine.checkpoint import InFlight
 from flowrl.engine.cluster import Cluster
-from flowrl.engine.dispatch import Arrival, Dispatcher
+from flowrl.engine.dispatch import Arrival, Dispatcher, Late
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
 from flowrl.gate import Gate, limits_of
@@ -165,15 +165,18 @@ class Front:
             self.dispatcher.abort([uid])
         self.leave([uid])
 
-    def late(self, uids: Iterable[str]) -> str:
-        """Groups had no end within their timeout; what becomes of them, for people.
+    def late(self, news: Late) -> str:
+        """Groups had no end within their timeout: which ones, and what becomes of them, for people; empty if none.
 
-        Where the schedule replaces groups they are given up and tried again; else they settle with what they have.
+        Where the schedule replaces groups they are given up; else, and in a validation, they settle with what there is.
         """
-        late = [uid for uid in uids if uid not in self.flow.groups or not self.flow.groups[uid].settled]
-        for uid in late if self.schedule.serves else ():
+        running = news.progress.running(news.node.name)
+        late = [uid for uid in news.uids if uid in running]
+        replaced = self.schedule.serves and news.progress is self.progress
+        for uid in late if replaced else ():
             self.give_up(uid, "late")
-        return f"{', '.join(late)} {'are tried again' if self.schedule.serves else 'end with what they have'}"
+        fate = "are replaced" if replaced else "end with what they have"
+        return f"{', '.join(late)} {fate}" if late else ""
 
     def leave(self, uids: Iterable[str]) -> None:
         """Groups are in flight no more."""
@@ -215,26 +218,34 @@ class Front:
         return [take_groups(batch, uids) for batch in columns], self.held
 
     def restore(self, state: Mapping[str, Any], in_flight: InFlight, version: int) -> None:
-        """Take up what was in flight: groups that were ready are so again, others are generated anew in their place."""
+        """Take up what was in flight: groups that were ready are so again, others are generated anew in their place.
+
+        Under other settings than they were started with, so are those that would be too old in their turn, and what is
+        beyond the capacity comes later.
+        """
         flow = state.get("flow")
         if flow is None or state["cursor"] != self.prompts.state()["cursor"]:
             return  # other data: nothing of it is in flight
         self.flow.restarts = Counter(flow["restarts"])
-        self.later = [stream.Prompt(prompt["uid"], prompt["row"]) for prompt in flow["later"]]
-        same = flow["front"] == sorted(self.plan.front)
-        for group in flow["groups"]:
-            uid, whole = group["uid"], group["settled"] and same
+        capacity, same = self.plan.document.prompts_in_flight, flow["front"] == sorted(self.plan.front)
+        later = [*flow["groups"][capacity:], *flow["later"]]
+        self.later = [stream.Prompt(prompt["uid"], prompt["row"]) for prompt in later]
+        ready: list[str] = []
+        for group in flow["groups"][:capacity]:
+            uid, oldest = group["uid"], group["version"] if group["oldest"] is None else group["oldest"]
+            turn = len(ready) // self.plan.document.batch.prompts
+            whole = group["settled"] and same and version - oldest + turn <= self.plan.slack
             self.put_in_flight([stream.Prompt(uid, group["row"])], group["version"] if whole else version)
             if whole:
                 for name in self.plan.front:
                     self.progress.submit(name, [uid])
                     self.progress.settle(name, [uid])
                 self.flow.settle(uid, group["oldest"])
+                ready.append(uid)
         columns, receipts = in_flight
-        for batch in columns if same else ():
+        for batch in (take_groups(columns_of, ready) for columns_of in columns if ready):
             self.store.add(self.cluster.put(batch), batch.columns, batch.rows)
-        ready = {group.uid for group in self.flow.ready}
-        self.held = [receipt for receipt in receipts if ready.intersection(receipt.settled)]
+        self.held = [receipt for receipt in receipts if not set(ready).isdisjoint(receipt.settled)]
 
 
 def admit(store: Store, cluster: Cluster, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int) -> Batch:

@@ -92,11 +92,12 @@ class Loop:
             self.submit(self.front.progress)
             self.collect(await self.next_arrival(self.front.progress))
             self.front.admit(self.version)
-        for receipt in self.front.reported():
-            self.tally.report(receipt)
+        self.tally.report(self.front.reported())
         if self.schedule.pauses:
             await self.dispatcher.pause()
         graph = self.plan.of_batch(step, number)
+        if not uids and self.dispatcher.changed:  # the gate has left nothing, yet earlier batches are to be synced
+            graph, uids = graph.restricted(self.plan.syncs), self.front.flow.in_batches
         return Progress(graph, step, uids, self.plan.canonical_groups, front=self.front.progress)
 
     async def walk(self, progress: Progress) -> None:
@@ -111,7 +112,9 @@ class Loop:
         """The weights are synced: let rollouts go on, and write down what was measured."""
         if self.schedule.pauses:
             await self.dispatcher.resume()
-        metrics = self.tally.metrics(self.plan.front) | self.dispatcher.occupancy.idle() | self.front.end()
+        metrics = self.front.end() | self.dispatcher.occupancy.idle()
+        self.tally.report(self.front.reported())
+        metrics |= self.tally.metrics(self.plan.front)
         metrics |= await validate(self, step)
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):
@@ -170,9 +173,10 @@ class Loop:
     def collect(self, arrival: Arrival | Late) -> None:
         """Take in a block: where its columns lie, what it reports, and which groups are settled by it."""
         if isinstance(arrival, Late):
-            groups = self.front.late(arrival.uids)
-            self.recorder.note(f"{arrival.progress.title}: {arrival.node.name} had no end within its timeout of "
-                               f"{arrival.node.spec.timeout:g} s on {arrival.worker}: {groups}", "warning")  # fmt: skip
+            if groups := self.front.late(arrival):
+                self.recorder.note(f"{arrival.progress.title}: {arrival.node.name} had no end within its timeout of "
+                                   f"{arrival.node.spec.timeout:g} s on {arrival.worker}: {groups}",
+                                   "warning")  # fmt: skip
             return
         receipt, progress = arrival.receipt, arrival.progress
         node = self.plan.graph.nodes[arrival.node]

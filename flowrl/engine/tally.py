@@ -27,14 +27,15 @@ class Tally:
         self.failures: dict[str, list[Failure]] = {}
         """By node, what went wrong in this step."""
 
-    def report(self, receipt: Receipt) -> None:
-        """What a block reports is of this step."""
-        self._metrics.setdefault(receipt.node, []).append(receipt.metrics)
+    def report(self, receipts: Iterable[Receipt]) -> None:
+        """What these blocks report is of this step."""
+        for receipt in receipts:
+            self._metrics.setdefault(receipt.node, []).append(receipt.metrics)
 
     def add(self, receipt: Receipt, held: bool = False) -> None:
         """A block has arrived in this step; what it reports may be held back for a later one."""
         if not held:
-            self.report(receipt)
+            self.report([receipt])
         self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
         names = {name for failure in receipt.failures for name in failure.rows}
         self._num_rows[receipt.node] += len(receipt.rows) + len(names.difference(receipt.rows.names()))

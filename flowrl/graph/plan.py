@@ -85,9 +85,12 @@ class Plan:
     def of_batch(self, step: int, number: int) -> Graph:
         """What a step runs on its batch of this number, from 0: only the last one is followed by the syncs."""
         graph = self.of_step(step)
-        if number == self.updates_per_sync - 1:
-            return graph
-        return graph.restricted([name for name, node in graph.nodes.items() if node.weights != "syncs"])
+        return graph if number == self.updates_per_sync - 1 else graph.restricted(graph.nodes.keys() - self.syncs)
+
+    @cached_property
+    def syncs(self) -> frozenset[str]:
+        """Nodes that send weights to engines."""
+        return frozenset(name for name, node in self.graph.nodes.items() if node.weights == "syncs")
 
     @cached_property
     def front(self) -> frozenset[str]:

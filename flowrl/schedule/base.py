@@ -147,9 +147,13 @@ class Progress:
     def _written(self, writer: str) -> bool:
         return writer == DATA or self.is_done(writer)
 
+    def running(self, name: str) -> set[str]:
+        """The groups that a node works on."""
+        return self._submitted[name] - self._settled[name]
+
     def waiting(self) -> Mapping[str, int]:
         """For each node that has started and not ended: how many groups are missing; to name who is late."""
-        late = {name: len(self._submitted[name] - self._settled[name]) for name in self._order}
+        late = {name: len(self.running(name)) for name in self._order}
         return {name: num for name, num in late.items() if num}
 
 

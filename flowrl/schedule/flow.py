@@ -88,10 +88,15 @@ class Flow:
 
     def trained(self) -> list[str]:
         """Take out the groups of all batches that were cut, and name them."""
-        done = [group.uid for group in self.groups.values() if group.cut]
+        done = self.in_batches
         for uid in done:
             del self.groups[uid]
         return done
+
+    @property
+    def in_batches(self) -> list[str]:
+        """Groups of the batches of this step."""
+        return [group.uid for group in self.groups.values() if group.cut]
 
     @property
     def waiting(self) -> list[Group]:

@@ -26,10 +26,10 @@ class Sync:
 
         How many that is follows from the share that the gate has kept of this step's groups.
         """
-        if not flow.groups:
-            return self.prompts
+        if not self.gated or not flow.groups:
+            return self.prompts - len(flow.groups)
         missing = self.prompts - len(flow.ready)
-        if not self.gated or missing <= 0 or flow.running:
+        if missing <= 0 or flow.running:
             return 0
         num_kept = max(len(flow.ready), 1)
         return min(self.prompts, math.ceil(missing * (num_kept + flow.refused) / num_kept))

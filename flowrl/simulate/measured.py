@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -63,8 +63,9 @@ def read_log(folder: Path) -> Log:
             f"{folder.name} ran under {document.schedule.mode}; costs are read from a run under sync, where nothing "
             f"overlaps: run a few steps with --set 'schedule={{mode: sync}}'"
         )
-    events = [event for event in _lines(folder / "events.jsonl") if not event["failures"] and not _validates(event)]
-    metrics = {int(line["step"]): line for line in _lines(folder / "metrics.jsonl") if line["step"] > 0}
+    lines = _lines(folder / "events.jsonl", _fault_of_event)
+    events = [event for event in lines if not event["failures"] and not _validates(event)]
+    metrics = {line["step"]: line for line in _lines(folder / "metrics.jsonl", _fault_of_metrics) if line["step"] > 0}
     later = {step for step in metrics if step > min(metrics)} or set(metrics)
     if not later:
         raise BadRun(f"{folder.name} has finished no step")
@@ -72,16 +73,35 @@ def read_log(folder: Path) -> Log:
     return Log(document, kept, {step: metrics[step] for step in sorted(later)})
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, fault_of: Callable[[Any], str]) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise BadRun(f"cannot read {path}: {error.strerror or error}") from None
     for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one may have been broken off
         try:
-            yield json.loads(line)
+            found = json.loads(line)
         except ValueError:
             raise BadRun(f"{path}, line {number}, is no JSON") from None
+        if fault := fault_of(found):
+            raise BadRun(f"{path}, line {number}, {fault}")
+        yield found
+
+
+def _fault_of_event(found: Any) -> str:
+    """What keeps a line of the event log from saying when a node ran; empty if nothing does."""
+    types: dict[str, Any] = {"node": str, "worker": str, "step": int, "rows": list, "failures": list}
+    types |= {"start": int | float, "end": int | float}
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), type_) for key, type_ in types.items()):
+        return "is no event of a run"
+    if found["end"] < found["start"]:
+        return f"says that {found['node']} ended before it began: the clock was set back; measure again"
+    return ""
+
+
+def _fault_of_metrics(found: Any) -> str:
+    """What keeps a line from being the metrics of a step."""
+    return "" if isinstance(found, dict) and isinstance(found.get("step"), int) else "is not of a step"
 
 
 def _validates(event: Mapping[str, Any]) -> bool:
@@ -96,7 +116,10 @@ def _of(line: Mapping[str, Any], name: str) -> float:
 
 
 def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
-    """The costs of a plan, as a run of this name took them; a guess for nodes that it did not have."""
+    """The costs of a plan, as a run of this name took them; a guess for nodes that it did not have.
+
+    Raises `BadRun` where it had none of them.
+    """
     group, decoding = dict(guess.group_seconds), dict(guess.decoding)
     syncs, missing = dict(guess.sync_seconds), list[str]()
     for node in plan.graph.nodes.values():
@@ -109,6 +132,8 @@ def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
             syncs[node.name] = median(event["end"] - event["start"] for event in events)
         else:
             group[node.name] = _group_seconds(log, events)
+    if len(missing) == len(plan.graph.nodes):
+        raise BadRun(f"{name} ran none of these nodes: {', '.join(missing)}; it is of another pipeline")
     engine = [line["time/engine"] for line in log.metrics.values() if "time/engine" in line]
     kept = [line["groups/kept"] for line in log.metrics.values() if "groups/kept" in line]
     steps = f"{len(log.metrics)} steps" if len(log.metrics) > 1 else "1 step"

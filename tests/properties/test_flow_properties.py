@@ -19,7 +19,7 @@ from flowrl import Gate, Prompt, Sample
 from flowrl.batch import Batch
 from flowrl.data.stream import PromptStream
 from flowrl.engine.call import Receipt
-from flowrl.engine.dispatch import Arrival
+from flowrl.engine.dispatch import Arrival, Late
 from flowrl.engine.front import Front
 from flowrl.engine.store import Store
 from flowrl.graph.plan import Plan
@@ -174,7 +174,10 @@ class Run(RuleBasedStateMachine):
         late = [uid for uid in self.unsettled if uid in self.stalled]
         self.stalled.clear()
         if late:
-            self.front.late(late)
+            progress, node = self.front.progress, self.plan.graph.nodes["rollout"]
+            progress.submit("rollout", late)
+            named = self.front.late(Late(node, "train/0", (*late, "u0gone"), progress))
+            assert named.split(" ")[: len(late)] == [f"{uid}," for uid in late[:-1]] + late[-1:]
             self.look()
             if not self.eager:
                 self.front.admit(self.version)
@@ -241,11 +244,15 @@ class Run(RuleBasedStateMachine):
     def kill_and_resume(self) -> None:
         saved = copy.deepcopy(self.saved)
         state, in_flight, self.version, self.step, self.trained, self.given_up, self.seen = saved
-        ready = {group["uid"] for group in state.get("flow", {"groups": []})["groups"] if group["settled"]}
+        ready = {
+            group["uid"]
+            for group in state.get("flow", {"groups": []})["groups"]
+            if group["settled"] and self.version - (group["oldest"] or group["version"]) <= self.slack
+        }
         self.front, self.num_cut = self.made(), 0
         self.front.prompts.load_state(state)
         self.front.restore(state, in_flight, self.version)
-        assert {group.uid for group in self.front.flow.ready} == ready, "finished groups are there again"
+        assert {group.uid for group in self.front.flow.ready} == ready, "finished groups of use are there again"
         parts = self.front.store.find(["response"], sorted(ready))
         assert {uid for part in parts for uid in part.uids} >= ready, "with their trajectories"
         assert sorted(self.alive) == self.alive_then, "what was in flight or to be tried again is so still"

@@ -103,14 +103,13 @@ def capacity(subject: Subject) -> Iterator[Problem]:
     if not isinstance(schedule, AsyncSchedule) or schedule.max_in_flight is None or broken:
         return
     in_flight = schedule.max_in_flight
-    batch = -(-prompts // subject.document.updates_per_sync)
     oldest = -(-in_flight // prompts) - 1
     place = subject.place("schedule", "max_in_flight")
-    if in_flight < batch:
-        note = (f"after {in_flight} groups have settled, no prompt is admitted before a batch is cut, and none can be "
-                f"cut: {batch - in_flight} more would have to be there")  # fmt: skip
-        yield Problem("FR073", place, f"{in_flight} prompts in flight can never fill a batch of {batch}",
-                      f"max_in_flight: {batch} or more", (note,))  # fmt: skip
+    if in_flight < prompts:
+        note = (f"after {in_flight} groups have settled, no prompt is admitted before they are trained and synced, and "
+                f"that waits for {prompts - in_flight} more")  # fmt: skip
+        yield Problem("FR073", place, f"{in_flight} prompts in flight can never fill a step of {prompts}",
+                      f"max_in_flight: {prompts} or more", (note,))  # fmt: skip
     elif oldest > schedule.max_staleness:
         wasted = "always dropped" if schedule.stale == "drop" else "waited for without end"
         note = (f"with {in_flight} in flight and {prompts} trained a step, the last of them is trained {oldest} "

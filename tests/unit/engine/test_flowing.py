@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,13 @@ import pytest
 
 import flowrl
 from flowrl import Gate, Prompt, Sample
+from flowrl.data.stream import PromptStream
+from flowrl.engine.dispatch import Late
+from flowrl.engine.front import Front
+from flowrl.engine.store import Store
 from flowrl.errors import RunError
+from flowrl.schedule.base import Progress
+from flowrl.schedule.policy import schedule_of
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 ASYNC = {"mode": "separate_async", "max_staleness": 1}
@@ -61,11 +68,14 @@ def run(made: dict[str, Any], **more: Any) -> flowrl.Result:
     return flowrl.Pipeline(made).run(local=True, quiet=True, **more)
 
 
+def events(result: flowrl.Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
+
+
 def trained(result: flowrl.Result) -> list[list[str]]:
     """The groups of each batch."""
-    events = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
     # An update writes no rows; the reader before it has those of the batch.
-    return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events if event["node"] == "old"]
+    return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events(result) if event["node"] == "old"]
 
 
 def gated(**settings: Any) -> dict[str, Any]:
@@ -110,6 +120,24 @@ def test_or_the_batch_is_short_or_the_step_trains_nothing(
     assert when_short == "short" or set(sizes) <= {4}
 
 
+@pytest.mark.parametrize("when_short", ["short", "skip"])
+def test_what_was_updated_is_synced_where_the_gate_leaves_nothing_for_the_last_batch(
+    when_short: str, tmp_path: Path
+) -> None:
+    schedule = {**ASYNC, "warmup_batches": 0, "updates_per_sync": 2}
+    settings = gated(share=0.35, max_rounds=1, when_short=when_short)
+    result = run(document(schedule, tmp_path, **settings) | {"run": {"steps": 10, "dir": str(tmp_path)}})
+    steps = {node: [event["step"] for event in events(result) if event["node"] == node] for node in ("update", "sync")}
+    assert steps["sync"] == sorted(set(steps["update"]))
+    assert len(steps["update"]) < 2 * len(steps["sync"]), "some steps train one batch only"
+
+
+def test_what_surplus_groups_report_is_of_the_step_that_made_them(tmp_path: Path) -> None:
+    result = run(document({"mode": "sync"}, tmp_path, **gated()))
+    assert sum(step["rollout/given_up/surplus"] for step in result.metrics) > 0
+    assert {step["staleness/max"] for step in result.metrics} == {0}
+
+
 @pytest.mark.parametrize("schedule", [COLOCATED, ASYNC], ids=lambda schedule: schedule["mode"])
 def test_a_group_without_trajectories_is_replaced_and_counted(schedule: dict[str, Any], tmp_path: Path) -> None:
     old = {"use": f"{STUBS}:Read", "model": "policy", "pool": "train"}
@@ -149,3 +177,51 @@ def test_a_run_that_goes_on_trains_the_same_prompts_each_once_and_no_older(
     assert len(twice) == len(set(twice)) == 24
     assert sorted(once) == sorted(twice)
     assert [step["rollout/in_flight"] for step in rest.metrics] == [4.0] * 6 or schedule["max_staleness"] == 2
+
+
+@pytest.mark.parametrize("stale", ["drop", "wait"])
+@pytest.mark.parametrize(
+    ("then", "prompts"),
+    [({"mode": "sync"}, 4), ({**ASYNC, "max_staleness": 0}, 4), (COLOCATED, 4), ({**ASYNC, "warmup_batches": 3}, 2)],
+)
+def test_a_run_that_goes_on_under_another_schedule_keeps_to_its_bounds(
+    then: dict[str, Any], prompts: int, stale: str, tmp_path: Path
+) -> None:
+    first_schedule = {"mode": "separate_async", "max_staleness": 3, "warmup_batches": 3, "stale": stale}
+    old = {"use": f"{STUBS}:Read", "model": "policy", "pool": "train"}
+    first = run(document(first_schedule, tmp_path, old=old) | {"checkpoint": {"every": 1}})
+    then = then if not then.get("max_staleness") else {**then, "stale": stale}
+    made = document(then, tmp_path, old=old) | {"batch": {"prompts": prompts, "group": 2}}
+    made["run"]["steps"] = 9
+    rest = run(made, resume=str(first.folder))
+    batches, steps = trained(rest)[4:], rest.metrics[4:]
+    assert [len(batch) for batch in batches] == [prompts] * 5
+    uids = [uid for batch in trained(rest) for uid in batch]
+    assert len(set(uids)) == len(uids)
+    bound = then.get("max_staleness", 0)
+    assert max(step["staleness/max"] for step in steps) <= bound
+    assert max(step.get("rollout/in_flight", 0) for step in steps) <= prompts * bound
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
+def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path: Path) -> None:
+    plan = flowrl.Pipeline(document(schedule, tmp_path)).plan()
+    prompts, node = PromptStream(plan.document.data["train"].load(), 0), plan.graph.nodes["rollout"]
+    cluster = SimpleNamespace(put=lambda batch: batch)
+    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
+    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
+    front = Front(plan, schedule_of(plan), prompts, dispatcher)
+    front.begin(1)
+    front.admit(0)
+    ended, slow, *_ = uids = front.progress.uids
+    front.progress.submit("rollout", uids[:2])
+    front.progress.settle("rollout", [ended])
+    replaces = schedule["mode"] != "sync"
+    fate = "are replaced" if replaces else "end with what they have"
+    assert front.late(Late(node, "generate/0", uids[:2], front.progress)) == f"{slow} {fate}"
+    assert (slow in front.flow.groups, ended in front.flow.groups) == (not replaces, True)
+    validation = Progress(plan.graph, 1, ["val:u1"])
+    validation.submit("rollout", ["val:u1"])
+    told = front.late(Late(node, "generate/0", ("val:u1",), validation))
+    assert told == "val:u1 end with what they have"
+    assert front.late(Late(node, "generate/0", (ended,), front.progress)) == ""

@@ -169,3 +169,33 @@ def test_costs_are_read_from_runs_under_sync_that_have_a_step(tmp_path: Path) ->
     (tmp_path / "pipeline.yaml").write_text("nodes: [")
     with pytest.raises(BadRun, match="cannot be read"):
         read_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"end": 0.0}, r"events\.jsonl, line 2, says that reward ended before it began: the clock was set back"),
+        ({"start": "yesterday"}, r"events\.jsonl, line 2, is no event of a run"),
+        ({"rows": None}, r"events\.jsonl, line 2, is no event of a run"),
+    ],
+)
+def test_an_event_that_says_nothing_of_time_is_named(change: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(document()))
+    events = [event("reward", 1, 1.0, 1.0, ["u0"]), {**event("reward", 2, 1.0, 2.0, ["u1"]), **change}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    with pytest.raises(BadRun, match=fault):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"step": null}', "{}"])
+def test_so_are_metrics_of_no_step(line: str, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(document()))
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(BadRun, match=r"metrics\.jsonl, line 1, is not of a step"):
+        read_log(tmp_path)
+
+
+def test_a_run_of_another_pipeline_says_nothing_of_this_one() -> None:
+    with pytest.raises(BadRun, match="elsewhere ran none of these nodes: rollout, reward"):
+        measured(log([event("judge", 2, 0.0, 1.0, ["u0"])]), PLAN, "elsewhere", estimate(PLAN, "cpu"))

@@ -160,19 +160,20 @@ def test_fr072_a_setting_without_effect_is_a_warning(keys: dict[str, Any], fact:
     assert problem.fact.startswith(f"schedule.{fact}")
 
 
-def test_fr073_prompts_in_flight_that_never_fill_a_batch() -> None:
-    (problem,) = found(GOOD, schedule=separate(max_in_flight=3))
+@pytest.mark.parametrize("updates", [1, 2])
+def test_fr073_prompts_in_flight_that_never_fill_a_step(updates: int) -> None:
+    (problem,) = found(GOOD, schedule=separate(max_in_flight=3, updates_per_sync=updates))
     assert (problem.code, problem.place.path, problem.fix) == (
         "FR073",
         "schedule.max_in_flight",
         "max_in_flight: 4 or more",
     )
-    assert problem.fact == "3 prompts in flight can never fill a batch of 4"
+    assert problem.fact == "3 prompts in flight can never fill a step of 4"
     assert problem.notes == (
-        "after 3 groups have settled, no prompt is admitted before a batch is cut, and none can be cut: 1 more would "
-        "have to be there",
+        "after 3 groups have settled, no prompt is admitted before they are trained and synced, and that waits for 1 "
+        "more",
     )  # fmt: skip
-    assert found(GOOD, schedule=separate(max_in_flight=3, updates_per_sync=2)) == []
+    assert found(GOOD, schedule=separate(max_in_flight=4, updates_per_sync=updates)) == []
 
 
 @pytest.mark.parametrize(("stale", "fate"), [("drop", "always dropped"), ("wait", "waited for without end")])
