@@ -107,6 +107,8 @@ class Loop:
             self.submit(progress)
             self.collect(await self.next_arrival(progress))
             self.store.release(progress.released(), progress.uids)
+            if self.schedule.serves and not self.dispatcher.paused:
+                self.front.admit(self.version)  # in the place of groups that the gate has refused meanwhile
 
     async def end(self, step: int) -> None:
         """The weights are synced: let rollouts go on, and write down what was measured."""

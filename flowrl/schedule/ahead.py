@@ -24,6 +24,8 @@ class Ahead:
     """Versions that a trained token may be behind."""
     patient: bool = False
     """Wait for what would be too old next time (`stale: wait`) instead of giving it up."""
+    updates: int = 1
+    """Batches that are trained a version."""
     serves: bool = True
 
     def num_to_admit(self, flow: Flow) -> int:
@@ -33,16 +35,25 @@ class Ahead:
     def cut(self, flow: Flow, version: int) -> Sequence[str] | None:
         """The oldest groups that are ready, in the order of admission; without slack the first ones, ready or not yet.
 
-        What waits must not be too old for the next batch: then this one waits for it.
+        Where a batch of what is ready would leave more groups that are never given up than the later batches can take
+        before these are too old, it waits for them.
         """
         if self.slack == 0:
             first = flow.waiting[: self.batch]
             return self._batch(first) if all(group.settled for group in first) else None
-        due = [group for group in flow.waiting if group.waits and group.age(version) >= self.slack]
-        if not all(group.settled for group in due):
+        first = sorted(flow.ready, key=lambda group: (not group.waits, group.waits * -group.age(version), group.number))
+        chosen = first[: self.batch]
+        rest = [group for group in flow.waiting if group.waits and group not in chosen]
+        if not all(group.settled for group in rest) and not self._in_time(rest, flow, version):
             return None
-        others = [group for group in flow.ready if group not in due]
-        return self._batch(sorted([*due, *others][: self.batch], key=lambda group: group.number))
+        return self._batch(sorted(chosen, key=lambda group: group.number))
+
+    def _in_time(self, groups: Sequence[Group], flow: Flow, version: int) -> bool:
+        """Whether the batches after the next one can take all these, the oldest first, before they are too old."""
+        num_cut = -(-len(flow.in_batches) // self.batch) + 1
+        ages = sorted((group.age(version) for group in groups), reverse=True)
+        batches = [self.updates * (1 + self.slack - age) - num_cut for age in ages]
+        return all(number <= num * self.batch for number, num in enumerate(batches, 1))
 
     def _batch(self, groups: Sequence[Group]) -> Sequence[str] | None:
         return [group.uid for group in groups] if len(groups) == self.batch else None

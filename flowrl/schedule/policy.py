@@ -23,4 +23,5 @@ def schedule_of(plan: Plan) -> Schedule:
         capacity=document.prompts_in_flight,
         slack=spec.max_staleness,
         patient=spec.stale == "wait",
+        updates=document.updates_per_sync,
     )

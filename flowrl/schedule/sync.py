@@ -29,7 +29,7 @@ class Sync:
         if not self.gated or not flow.groups:
             return self.prompts - len(flow.groups)
         missing = self.prompts - len(flow.ready)
-        if missing <= 0 or flow.running:
+        if missing <= 0 or flow.running or flow.in_batches:
             return 0
         num_kept = max(len(flow.ready), 1)
         return min(self.prompts, math.ceil(missing * (num_kept + flow.refused) / num_kept))

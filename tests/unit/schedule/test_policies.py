@@ -93,3 +93,30 @@ def test_a_batch_waits_for_what_would_be_too_old_for_the_next() -> None:
     assert schedule.cut(flow, 1) is None, "it must come with this one"
     flow.settle("slow", 0)
     assert schedule.cut(flow, 1) == ["slow", "u1"]
+
+
+def test_a_batch_waits_in_time_for_more_than_one_batch_of_what_would_be_too_old() -> None:
+    schedule, flow = SeparateAsync(batch=2, capacity=6, slack=2), flow_of(0)
+    flow.admit(["slow0", "slow1", "slow2", "slow3"], 0, waits=True)
+    flow.admit(["u4", "u5"], 1, waits=True)
+    flow.settle("u4", 1)
+    flow.settle("u5", 1)
+    assert schedule.cut(flow, 0) == ["u4", "u5"], "versions 1 and 2 can train two each of the four"
+    assert schedule.cut(flow, 1) is None, "version 2 can train no more than two of them"
+    flow.settle("slow2", 0)
+    assert schedule.cut(flow, 1) is None
+    flow.settle("slow1", 0)
+    assert schedule.cut(flow, 1) == ["slow1", "slow2"]
+
+
+def test_with_several_updates_a_version_a_later_one_of_the_same_version_takes_what_is_late() -> None:
+    schedule, flow = SeparateAsync(batch=1, capacity=4, slack=1, updates=2), flow_of(0)
+    flow.admit(["slow"], 0, waits=True)
+    flow.admit(["u1", "u2"], 1, waits=True)
+    flow.settle("u1", 1)
+    flow.settle("u2", 1)
+    flow.cut(schedule.cut(flow, 1) or ())
+    assert flow.in_batches == ["u1"]
+    assert schedule.cut(flow, 1) is None, "it is the last batch before the next version"
+    flow.settle("slow", 0)
+    assert schedule.cut(flow, 1) == ["slow"]
