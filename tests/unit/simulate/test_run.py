@@ -135,6 +135,13 @@ def test_a_gate_asks_for_more_prompts_until_enough_are_kept() -> None:
         assert found.given_up["filtered"] == pytest.approx(8 * 20, rel=0.3)
 
 
+def test_what_a_gate_refuses_is_replaced_while_a_batch_trains() -> None:
+    nodes = {**document()["nodes"], "informative": {"use": "filter.informative", "gate": "keep", "max_rounds": 40}}
+    seconds = {"reward": 0.0, "advantage": 0.0, "update": 4.0 / 8, "informative": 0.0}
+    found = outcomes(plan_of(nodes=nodes), costs(kept=0.8, group_seconds=seconds))["separate_async"]
+    assert found.step_seconds == pytest.approx(4.0, rel=0.02), "four rounds of a second find eight groups"
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     lengths = Drawn(50.0, 100, 4)
     first, again = (outcomes(plan_of(), costs(lengths)) for _ in range(2))
