@@ -113,14 +113,14 @@ class Front:
         held, self.held = self.held, []
         return [receipt for receipt in held if not self.holds(receipt)]
 
-    def collect(self, arrival: Arrival) -> None:
-        """Settle the groups of a block."""
+    def collect(self, arrival: Arrival, ahead: int = 0) -> None:
+        """Settle the groups of a block; versions of the run are `ahead` of those of the node's model."""
         receipt, node = arrival.receipt, self.plan.graph.nodes[arrival.node]
         self.progress.settle(node.name, receipt.settled)
         if late := [uid for uid in receipt.settled if uid not in self.flow.groups]:
             self.store.forget(late)
         if node.weights == "generates":
-            self.generated(receipt)
+            self.generated(receipt, ahead)
         if node is self.plan.gate:
             kept = self.kept(arrival, node.spec.gate or "")
             for uid in receipt.settled:
@@ -130,12 +130,13 @@ class Front:
             if uid in self.flow.groups and self.progress.has_settled(uid):
                 self.flow.settle(uid)
 
-    def generated(self, receipt: Receipt) -> None:
+    def generated(self, receipt: Receipt, ahead: int) -> None:
         """Take note of what groups consist of; one without any trajectory is replaced where it can be."""
         num_sessions = Counter(receipt.rows.uids[group] for group in receipt.rows.group.tolist())
         for uid in receipt.settled:
             if uid in self.flow.groups:
                 group, version = self.flow.groups[uid], receipt.oldest.get(uid)
+                version = None if version is None else version + ahead
                 if version is not None and version < group.version:
                     fact = f"a token was made with version {version} of the weights, after the sync of {group.version}"
                     raise RunError(fact, node=receipt.node, worker=receipt.worker, rows=[uid])

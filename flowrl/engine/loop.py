@@ -58,6 +58,8 @@ class Loop:
         self.front = Front(plan, self.schedule, prompts, self.dispatcher)
         self.trains = any(node.weights == "updates" for node in plan.graph.nodes.values())
         self.updated = False
+        self.version, self.synced = 0, dict[str, int]()
+        """Steps that have synced anything, by which age is counted; and those of each model, before this step."""
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.ranks_left: dict[tuple[str, tuple[str, ...]], int] = {}
         self.tally = self.measured = Tally(0)
@@ -79,7 +81,8 @@ class Loop:
 
     def begin(self, step: int) -> None:
         """A step begins, with the weights of the last sync."""
-        self.tally = Tally(step, self.version)
+        self.synced = dict(self.dispatcher.versions)
+        self.tally = Tally(step, max(self.synced.values(), default=0))
         self.dispatcher.failed_attempts = {}
         self.updated = not self.trains
         self.dispatcher.occupancy.begin()
@@ -114,6 +117,7 @@ class Loop:
         """The weights are synced: let rollouts go on, and write down what was measured."""
         if self.schedule.pauses:
             await self.dispatcher.resume()
+        self.version += self.dispatcher.versions != self.synced
         metrics = self.front.end() | self.dispatcher.occupancy.idle()
         self.tally.report(self.front.reported())
         metrics |= self.tally.metrics(self.plan.front)
@@ -121,7 +125,8 @@ class Loop:
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):
             self.record()
-            state, held, failed = self.front.state(), self.front.in_flight(), self.dispatcher.arrivals.put_nowait
+            state = {**self.front.state(), "version": self.version}
+            held, failed = self.front.in_flight(), self.dispatcher.arrivals.put_nowait
             await self.saver.save(step, self.dispatcher.versions, state, held, failed)
 
     async def restore(self) -> int:
@@ -138,13 +143,15 @@ class Loop:
         await self.dispatcher.weight_sync.push_all(versions)
         if self.schedule.serves:
             await self.dispatcher.resume()  # engines have left the device's memory to the weights that were loaded
-        self.front.restore(self.resumed.data["state"], self.resumed.in_flight(), self.version)
+        state = self.resumed.data["state"]
+        self.version = state.get("version", max(versions.values(), default=0))
+        self.front.restore(state, self.resumed.in_flight(), self.version)
         return self.resumed.step
 
-    @property
-    def version(self) -> int:
-        """Version of the weights of the last sync."""
-        return max(self.dispatcher.versions.values(), default=0)
+    def ahead_of(self, model: str | None) -> int:
+        """Versions of the run that are none of a model's: steps in which only others have changed."""
+        now = self.version + (self.dispatcher.versions != self.synced)
+        return now - self.dispatcher.versions[model] if model is not None else 0
 
     def submit(self, progress: Progress) -> None:
         """Start whatever is ready."""
@@ -199,7 +206,7 @@ class Loop:
         if ranks_left:
             self.ranks_left[node.name, receipt.settled] = ranks_left
         elif progress is self.front.progress:
-            self.front.collect(arrival)
+            self.front.collect(arrival, self.ahead_of(node.model))
         else:
             progress.settle(node.name, receipt.settled)
         # Groups that flow are never done as a whole: a batch's worth of rows is enough to judge by.

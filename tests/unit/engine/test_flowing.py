@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from pydantic import PrivateAttr
 
 import flowrl
-from flowrl import Gate, Prompt, Sample
+from flowrl import Gate, Node, Prompt, Sample, Token
 from flowrl.data.stream import PromptStream
 from flowrl.engine.dispatch import Late
 from flowrl.engine.front import Front
 from flowrl.engine.store import Store
 from flowrl.errors import RunError
+from flowrl.nodes.rollout.generate import Generate
 from flowrl.schedule.base import Progress
 from flowrl.schedule.policy import schedule_of
 
@@ -38,6 +40,25 @@ class Sieve(Gate):
     def run(self, response: Sample[str]) -> Out:
         kept = [zlib.crc32(uid.encode()) % 100 < 100 * self.share for uid in response.rows.uids]
         return self.Out(Prompt(response.rows, np.array(kept)))
+
+
+class Seldom(Node):
+    """An update that changes weights in some of its calls alone."""
+
+    scope = "batch"
+    weights = "updates"
+    pure = False
+    device = "accelerator"
+
+    changes: list[bool]
+
+    _calls: int = PrivateAttr(0)
+
+    def run(self, response_mask: Token[bool]) -> None:
+        self._calls += 1
+
+    def changed(self) -> bool:
+        return self.changes[(self._calls - 1) % len(self.changes)]
 
 
 def document(schedule: dict[str, Any], folder: Path, **nodes: Any) -> dict[str, Any]:
@@ -76,6 +97,11 @@ def trained(result: flowrl.Result) -> list[list[str]]:
     """The groups of each batch."""
     # An update writes no rows; the reader before it has those of the batch.
     return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events(result) if event["node"] == "old"]
+
+
+def made_by_rollout() -> list[str]:
+    """Fields that `rollout.generate` writes."""
+    return list(Generate.output_ports)
 
 
 def gated(**settings: Any) -> dict[str, Any]:
@@ -161,6 +187,25 @@ def test_an_engine_that_stays_behind_its_syncs_ends_the_run_by_name(tmp_path: Pa
     made["nodes"]["sync"]["tells"] = False
     with pytest.raises(RunError, match=r"made with version 0 of the weights, after the sync of 1 .*node rollout"):
         run(made)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_of_two_models_each_may_be_synced_when_the_other_is_not(schedule: dict[str, Any], tmp_path: Path) -> None:
+    made = document(schedule, tmp_path)
+    made["models"]["second"], made["run"]["steps"] = made["models"]["policy"], 9
+    seldom = {"use": f"{Path(__file__)}:Seldom", "pool": "train"}
+    other = {"response": "text", "response_mask": "mask"}
+    skipped = {name: f"{name}_2" for name in made_by_rollout() if name not in other}
+    made["nodes"] |= {
+        "update": {**seldom, "model": "policy", "changes": [True, True, False]},
+        "rollout_2": {**made["nodes"]["rollout"], "model": "second", "writes": {**other, **skipped}},
+        "update_2": {**seldom, "model": "second", "changes": [False, True], "reads": {"response_mask": "mask"}},
+        "sync_2": {"use": f"{STUBS}:Sync", "model": "second"},
+    }
+    found = run(made)
+    assert len(found.metrics) == 9
+    made_with = [event["version"] for event in events(found) if event["node"] == "sync_2"]
+    assert made_with == [0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.parametrize("schedule", [COLOCATED, {**ASYNC, "updates_per_sync": 2}, {**ASYNC, "max_staleness": 2}])
