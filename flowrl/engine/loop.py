@@ -161,19 +161,21 @@ class Loop:
                 self.ranks_left[task.node, task.uids] = num_calls
 
     async def next_arrival(self, progress: Progress) -> Arrival | Late:
-        """Wait for news; say who is late; raise what went wrong."""
+        """Wait for news; say who is late, more and more seldom; raise what went wrong."""
         self.record()
-        dispatcher = self.dispatcher
+        dispatcher, waited = self.dispatcher, 0.0
         while True:
             if not dispatcher.running and dispatcher.arrivals.empty():
                 raise RunError(f"nothing is running and nothing can start; waiting for {dict(progress.waiting())}")
+            pause = max(LATE_SECONDS, waited)
             try:
-                async with asyncio.timeout(LATE_SECONDS):  # unlike wait_for, it never swallows a Ctrl-C
+                async with asyncio.timeout(pause):  # unlike wait_for, it never swallows a Ctrl-C
                     arrival = await dispatcher.arrivals.get()
             except TimeoutError:
+                waited += pause
                 waiting = {**self.front.progress.waiting(), **progress.waiting()}
                 late = ", ".join(f"{name} ({num} groups)" for name, num in waiting.items())
-                self.recorder.note(f"{progress.title}: no news for {LATE_SECONDS:g} s, waiting for {late}", "warning")
+                self.recorder.note(f"{progress.title}: no news for {waited:g} s, waiting for {late}", "warning")
                 continue
             if isinstance(arrival, BaseException):
                 raise arrival

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -35,6 +36,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         """Seconds since the start."""
+        # After a few months a nanosecond, what asyncio takes for the resolution, is less than what tells two floats
+        # apart: a timer that is due now would be so for ever.
+        self._clock_resolution = max(1e-9, 2 * math.ulp(self._jumping.now))
         return self._jumping.now
 
 

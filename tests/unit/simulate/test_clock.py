@@ -28,6 +28,19 @@ def test_an_hour_passes_at_once_and_in_order() -> None:
     assert time.perf_counter() - start < 1
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("start", [1e8 / 3, 1e11 / 3])
+def test_timers_strike_also_after_years(start: float) -> None:
+    async def work() -> float:
+        await asyncio.sleep(start)
+        for number in range(1, 200):
+            await asyncio.gather(asyncio.sleep(1 / number), asyncio.sleep(0.1))
+        return now()
+
+    whole = start + sum(max(1 / number, 0.1) for number in range(1, 200))
+    assert simulated(work()) == pytest.approx(whole, abs=1e-2)
+
+
 def test_tasks_that_are_started_inside_see_the_same_clock() -> None:
     async def work() -> tuple[float, float]:
         await asyncio.sleep(5)
