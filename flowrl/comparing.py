@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from flowrl.commands import FAILED, FINE, WRONG, checked, report, say
 from flowrl.engine.setup import accelerators_here
 from flowrl.errors import PipelineError, RunError, nearest
@@ -41,7 +43,10 @@ def compare_schedules(
     pipeline = checked(file, sets, to_nodes)
     try:
         plan = pipeline.plan()
-        found = compare(plan, costs_of(plan, wanted), wanted.steps or STEPS)
+        with Console(stderr=True).status("") as line:
+            found = compare(
+                plan, costs_of(plan, wanted), wanted.steps or STEPS, lambda what: line.update(f"simulating {what}")
+            )
     except PipelineError as error:
         return report(error.problems)
     except (BadRun, NotComparable) as error:

@@ -32,15 +32,19 @@ class Comparison:
     """Of `separate_async`, for every way to split the workers that was tried."""
 
 
-def compare(plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS) -> Comparison:
+def compare(
+    plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS, tell: Callable[[str], None] = lambda what: None
+) -> Comparison:
     """Simulate a pipeline under every schedule, and `separate_async` with every split.
 
-    Of the splits that of the pipeline stands for its schedule, else the fastest one. Raises `NotComparable`, and
-    `RunError` where a run would fail.
+    Of the splits that of the pipeline stands for its schedule, else the fastest one. `tell` is told what is simulated
+    next. Raises `NotComparable`, and `RunError` where a run would fail.
     """
     base, team = team_of(plan)
 
     def run(schedule: ScheduleSpec, members: Team, num_steps: int) -> Outcome:
+        who = members.workers if members.shared else f"{members.training} + {members.rollout}"
+        tell(f"{schedule.mode}, {num_steps} steps, workers: {who}")
         variant = under(base, members, schedule, num_steps)
         return simulate(variant, members, costs_of(variant))
 
