@@ -51,7 +51,15 @@ def run(folder: RunFolder, *specs: Tracking, steps: range = range(1, 4), after: 
         if step == TABLE.step:
             recorders.samples(TABLE)
     recorders.close("finished")
+    until_written(folder.path)
     return stream.getvalue()
+
+
+def until_written(folder: Path) -> None:
+    """Wait for the process that writes what wandb was told: the last it writes of a run is its exit."""
+    ends, runs = time.monotonic() + 30, len(list(folder.glob("wandb/offline-run-*")))
+    while [one.WhichOneof("record_type") for one in records(folder)].count("exit") < runs and time.monotonic() < ends:
+        time.sleep(0.05)
 
 
 def events(folder: Path) -> EventAccumulator:
@@ -148,11 +156,7 @@ def test_a_resumed_run_takes_the_place_of_what_came_after(finished: tuple[RunFol
     assert (folder.path / "samples" / "step_000002.parquet").exists()
     found = events(folder.path / "tensorboard").Scalars("attempt")
     assert [(event.step, event.value) for event in found] == [(1, 3), (2, 3), (3, 2), (4, 2)]
-    started: list[str] = []
-    ends = time.monotonic() + 20
-    while len(started) < 2 and time.monotonic() < ends:  # a process of wandb's writes them
-        time.sleep(0.05)
-        started = [record.run.run_id for record in records(folder.path) if record.WhichOneof("record_type") == "run"]
+    started = [record.run.run_id for record in records(folder.path) if record.WhichOneof("record_type") == "run"]
     assert len(started) == 2, list(folder.path.glob("wandb/*"))
     assert len(set(started)) == 1
     assert [row["step"] for row in history(folder.path) if "attempt" in row] == [1, 2, 3, 3, 4]
