@@ -90,7 +90,7 @@ def test_a_bad_row_is_unscored_and_named_and_hurts_no_other(how: str, error: str
         (failure,) = report.failures
         assert failure.rows == (BAD,)
         assert failure.error.startswith(error)
-        assert took < 2.5
+        assert took < 10
         again, report = score(made, inputs(Rows.of(["z"])))
         assert again == {"z_0_0": 5.0}
         assert not report.failures
@@ -138,7 +138,7 @@ def test_many_rows_are_sent_in_growing_chunks() -> None:
     with scorer() as made:
         start = time.monotonic()
         values, report = score(made, inputs(rows))
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
         assert list(values) == rows.names()
         assert list(values.values()) == [float(len(name)) for name in rows.names()]
         assert report.metrics["judge/seen"].value == 300
