@@ -18,6 +18,7 @@ import numpy as np
 from flowrl.batch import Sample, Token
 from flowrl.nodes._backend.comparing import Scores, of_sessions
 from flowrl.nodes._backend.normalizing import Normalizing
+from flowrl.nodes._backend.sessions import extremes
 
 
 class GrpoPassk(Normalizing):
@@ -31,11 +32,11 @@ class GrpoPassk(Normalizing):
 
     def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:
         scores = Scores.of(reward)
-        order = np.lexsort((scores.score, scores.group))
-        group, ranked = scores.group[order], scores.score[order]
-        is_best = np.append(group[1:] != group[:-1], np.ones(min(1, len(group)), np.bool_))
-        has_second = np.append(np.zeros(min(1, len(group)), np.bool_), group[1:] == group[:-1])
-        (best,) = np.nonzero(is_best & has_second)
-        advantage = np.zeros(len(order))
-        advantage[order[best]] = ranked[best] - ranked[best - 1]
+        group, num_groups = scores.group, reward.rows.num_groups
+        highest = extremes(scores.score, group, num_groups)[1][group]
+        below = scores.score < highest
+        second = extremes(np.where(below, scores.score, -np.inf), group, num_groups)[1][group]
+        # Where two are the best the second best is as good, and where one is alone there is none.
+        best = ~below & (np.bincount(group, ~below, num_groups)[group] == 1) & (second > -np.inf)
+        advantage = np.where(best, scores.score, 0.0) - np.where(best, second, 0.0)
         return self.Out(*of_sessions(scores, self.normalized(scores, advantage), response_mask))
