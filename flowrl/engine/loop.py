@@ -58,8 +58,8 @@ class Loop:
         self.front = Front(plan, self.schedule, prompts, self.dispatcher)
         self.trains = any(node.weights == "updates" for node in plan.graph.nodes.values())
         self.updated = False
-        self.version, self.synced = 0, dict[str, int]()
-        """Steps that have synced anything, by which age is counted; and those of each model, before this step."""
+        self.version, self.synced = 0, dict(self.dispatcher.versions)
+        """Steps that have synced anything, by which age is counted; and the versions of each model after these."""
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.ranks_left: dict[tuple[str, tuple[str, ...]], int] = {}
         self.tally = self.measured = Tally(0)
@@ -81,7 +81,6 @@ class Loop:
 
     def begin(self, step: int) -> None:
         """A step begins, with the weights of the last sync."""
-        self.synced = dict(self.dispatcher.versions)
         self.tally = Tally(step, max(self.synced.values(), default=0))
         self.dispatcher.failed_attempts = {}
         self.updated = not self.trains
@@ -110,14 +109,14 @@ class Loop:
             self.submit(progress)
             self.collect(await self.next_arrival(progress))
             self.store.release(progress.released(), progress.uids)
-            if self.schedule.serves and not self.dispatcher.paused:
-                self.front.admit(self.version)  # in the place of groups that the gate has refused meanwhile
+            if self.schedule.serves and not self.dispatcher.paused and progress.asked is None:
+                self.front.admit(self.version)  # in the place of groups that the gate has refused while a batch trains
 
     async def end(self, step: int) -> None:
         """The weights are synced: let rollouts go on, and write down what was measured."""
         if self.schedule.pauses:
             await self.dispatcher.resume()
-        self.version += self.dispatcher.versions != self.synced
+        self.version, self.synced = self.newest, dict(self.dispatcher.versions)
         metrics = self.front.end() | self.dispatcher.occupancy.idle()
         self.tally.report(self.front.reported())
         metrics |= self.tally.metrics(self.plan.front)
@@ -144,14 +143,18 @@ class Loop:
         if self.schedule.serves:
             await self.dispatcher.resume()  # engines have left the device's memory to the weights that were loaded
         state = self.resumed.data["state"]
-        self.version = state.get("version", max(versions.values(), default=0))
+        self.version, self.synced = state.get("version", max(versions.values(), default=0)), dict(versions)
         self.front.restore(state, self.resumed.in_flight(), self.version)
         return self.resumed.step
 
+    @property
+    def newest(self) -> int:
+        """The version of the run with what this step has synced."""
+        return self.version + (self.dispatcher.versions != self.synced)
+
     def ahead_of(self, model: str | None) -> int:
         """Versions of the run that are none of a model's: steps in which only others have changed."""
-        now = self.version + (self.dispatcher.versions != self.synced)
-        return now - self.dispatcher.versions[model] if model is not None else 0
+        return self.newest - self.dispatcher.versions[model] if model is not None else 0
 
     def submit(self, progress: Progress) -> None:
         """Start whatever is ready."""

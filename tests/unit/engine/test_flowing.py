@@ -17,7 +17,9 @@ from flowrl import Gate, Node, Prompt, Sample, Token
 from flowrl.data.stream import PromptStream
 from flowrl.engine.dispatch import Late
 from flowrl.engine.front import Front
+from flowrl.engine.loop import Loop
 from flowrl.engine.store import Store
+from flowrl.engine.validation import validate
 from flowrl.errors import RunError
 from flowrl.nodes.rollout.generate import Generate
 from flowrl.schedule.base import Progress
@@ -206,6 +208,37 @@ def test_of_two_models_each_may_be_synced_when_the_other_is_not(schedule: dict[s
     assert len(found.metrics) == 9
     made_with = [event["version"] for event in events(found) if event["node"] == "sync_2"]
     assert made_with == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("schedule", [{**ASYNC, "max_staleness": 0}, ASYNC])
+def test_a_validation_between_two_steps_changes_neither_ages_nor_admissions(
+    schedule: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[tuple[int, str]] = []
+    aheads: list[int] = []
+    put = Front.put_in_flight
+
+    def noted(front: Front, prompts: Any, version: int) -> Any:
+        admitted.extend((front.progress.step, prompt.uid) for prompt in prompts)
+        return put(front, prompts, version)
+
+    async def validated(loop: Loop, step: int) -> dict[str, float]:
+        aheads.append(loop.ahead_of("policy"))
+        return await validate(loop, step)
+
+    monkeypatch.setattr(Front, "put_in_flight", noted)
+    monkeypatch.setattr("flowrl.engine.loop.validate", validated)
+    reward = {"use": "reward.exact_match"}
+    accuracy = {"use": "evaluate.accuracy", "dataset": "val", "every": 1, "samples": 2, "temperature": 0}
+    found = []
+    for nodes in ({}, {"accuracy": accuracy}):
+        made = document(schedule, tmp_path, **gated(), reward=reward, **nodes)
+        made["data"]["val"] = {"type": "arithmetic", "size": 5, "seed": 1}
+        run(made)
+        found.append(admitted[:])
+        admitted.clear()
+    assert found[0] == found[1]
+    assert set(aheads) == {0}, "what arrives meanwhile is no newer than it says"
 
 
 @pytest.mark.parametrize("schedule", [COLOCATED, {**ASYNC, "updates_per_sync": 2}, {**ASYNC, "max_staleness": 2}])
