@@ -167,14 +167,14 @@ class Node(Settings):
 
     def active_ports(self) -> Mapping[str, Port]:
         """The ports of `run` that these settings may read."""
-        return {name: port for name, port in self.input_ports.items() if self.needs().get(name, True)}
+        needs = self.needs()
+        return {name: port for name, port in self.input_ports.items() if needs.get(name, True)}
 
     def refuses(self, reads: Mapping[str, tuple[str, ...]], num_prompts: int, max_staleness: int = 0) -> str:
         """Why these settings do not go with the fields that the ports read, or with what the schedule hands over.
 
         That is so many prompts from one weight sync to the next, in one batch or several, whose samples may be so many
-        versions old. Empty when all is well; asked before launch. `reads` lacks the optional ports whose field nobody
-        writes.
+        versions old. Empty when all is well; asked before launch. `reads` lacks optional ports that nobody writes to.
         """
         return ""
 

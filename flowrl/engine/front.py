@@ -246,7 +246,8 @@ class Front:
         columns, receipts = in_flight
         for batch in (take_groups(columns_of, ready) for columns_of in columns if ready):
             self.store.add(self.cluster.put(batch), batch.columns, batch.rows)
-        self.held = [receipt for receipt in receipts if not set(ready).isdisjoint(receipt.settled)]
+        kept = set(ready)
+        self.held = [receipt for receipt in receipts if not kept.isdisjoint(receipt.settled)]
 
 
 def admit(store: Store, cluster: Cluster, graph: Graph, prompts: Sequence[stream.Prompt], num_sessions: int) -> Batch:

@@ -76,6 +76,11 @@ class Subject:
         """Where a value stands."""
         return self.reading.place(path, key=key)
 
+    def place_of(self, node: BoundNode, setting: str) -> Place:
+        """Where a setting of a node stands; the name of the node where it has its default."""
+        given = setting in node.spec.params or setting in node.spec.model_fields_set
+        return self.place("nodes", node.name, *[setting] * given, key=not given)
+
     @cached_property
     def _by_role(self) -> dict[tuple[str | None, str | None], list[BoundNode]]:
         found: dict[tuple[str | None, str | None], list[BoundNode]] = {}

@@ -56,7 +56,10 @@ def _misread(writer: Path, reader: Path) -> tuple[str, int, int | None] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the tokenizer itself will say what is wrong with its file
     differ = [(token, word) for word, token in ours.items() if theirs.get(word) != token]
-    return (min(differ)[1], min(differ)[0], theirs.get(min(differ)[1])) if differ else None
+    if not differ:
+        return None
+    token, word = min(differ)
+    return word, token, theirs.get(word)
 
 
 def _words(file: Path) -> Mapping[str, int]:

@@ -42,11 +42,11 @@ class Ahead:
             first = flow.waiting[: self.batch]
             return self._batch(first) if all(group.settled for group in first) else None
         first = sorted(flow.ready, key=lambda group: (not group.waits, group.waits * -group.age(version), group.number))
-        chosen = first[: self.batch]
-        rest = [group for group in flow.waiting if group.waits and group not in chosen]
-        if not all(group.settled for group in rest) and not self._in_time(rest, flow, version):
+        late = [group for group in flow.running if group.waits]
+        rest = [group for group in first[self.batch :] if group.waits]
+        if late and not self._in_time([*late, *rest], flow, version):
             return None
-        return self._batch(sorted(chosen, key=lambda group: group.number))
+        return self._batch(sorted(first[: self.batch], key=lambda group: group.number))
 
     def _in_time(self, groups: Sequence[Group], flow: Flow, version: int) -> bool:
         """Whether the batches after the next one can take all these, the oldest first, before they are too old."""

@@ -28,6 +28,9 @@ EXACT = 1e-6
 """Squared error of a fit, as a share of the squares, that leaves nothing to explain."""
 ROUND_SECONDS = 0.01
 """A call that begins so long after the end of another one's block is another round of a gate."""
+_EVENT: Mapping[str, Any] = {
+    "node": str, "worker": str, "step": int, "rows": list, "failures": list, "start": int | float, "end": int | float,
+}  # fmt: skip
 
 
 class BadRun(Exception):
@@ -90,9 +93,7 @@ def _lines(path: Path, fault_of: Callable[[Any], str]) -> Iterator[dict[str, Any
 
 def _fault_of_event(found: Any) -> str:
     """What keeps a line of the event log from saying when a node ran; empty if nothing does."""
-    types: dict[str, Any] = {"node": str, "worker": str, "step": int, "rows": list, "failures": list}
-    types |= {"start": int | float, "end": int | float}
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), type_) for key, type_ in types.items()):
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in _EVENT.items()):
         return "is no event of a run"
     if found["end"] < found["start"]:
         return f"says that {found['node']} ended before it began: the clock was set back; measure again"

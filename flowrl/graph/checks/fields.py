@@ -262,8 +262,8 @@ def uneven_every(subject: Subject) -> Iterator[Problem]:
     for (source, target), edges in waits.items():
         verb = "reads" if any(edge.kind == "field" for edge in edges) else "waits for"
         listed = ", ".join(f"'{label}'" for label in dict.fromkeys(edge.label for edge in edges))
-        writer, own = nodes[source].spec.every, "every" in nodes[target].spec.model_fields_set
-        yield Problem("FR029", subject.place("nodes", target, *["every"] * own, key=not own),
+        writer = nodes[source].spec.every
+        yield Problem("FR029", subject.place_of(nodes[target], "every"),
                       f"nodes.{target} {verb} {listed} in {_steps(nodes[target].spec.every)}, but nodes.{source} "
                       f"writes {'it' if ',' not in listed else 'them'} in {_steps(writer)}",
                       f"nodes.{target}: {{every: {writer}}}, or remove `every:` from nodes.{source}")  # fmt: skip

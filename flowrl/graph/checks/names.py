@@ -86,8 +86,7 @@ def unknown_model(subject: Subject) -> Iterator[Problem]:
         named = {**node.also_reads} if node.model is None else {"model": node.model, **node.also_reads}
         for key, model in named.items():
             if model not in known:
-                written = key in node.spec.params or key == "model"
-                yield Problem("FR010", subject.place("nodes", node.name, *[key] * written, key=not written),
+                yield Problem("FR010", subject.place_of(node, key),
                               f"nodes.{node.name} uses model '{model}', which is not under models:",
                               nearest(model, subject.document.models)
                               or f"models: {{{model}: {{path: ...}}}}")  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flowrl.errors import Problem
+from flowrl.graph.origins import origins_of
 from flowrl.graph.sizes.lengths import readers_of_tokens
 from flowrl.graph.subject import Subject
 from flowrl.graph.vocabulary import difference
@@ -15,10 +16,10 @@ from flowrl.graph.vocabulary import difference
 
 def other_vocabulary(subject: Subject) -> Iterator[Problem]:
     """FR034: a model reads token ids of a model with another vocabulary."""
-    models, nodes = subject.document.models, subject.graph.nodes
+    models, graph = subject.document.models, subject.graph
     told: set[tuple[str, str]] = set()
-    for rollout, reader in readers_of_tokens(subject.graph):
-        source = nodes[rollout].model if rollout else None
+    for rollout, reader in readers_of_tokens(graph, origins_of(graph)):
+        source = graph.nodes[rollout].model if rollout else None
         for name in reader.models if reader.weights != "generates" else ():
             if source is None or (source, name) in told or not {source, name} <= models.keys():
                 continue
@@ -43,8 +44,7 @@ def trained_beside(subject: Subject) -> Iterator[Problem]:
             if name not in models or not models[name].trainable or refused:
                 continue
             frozen = [other for other, spec in models.items() if not spec.trainable]
-            given = key in node.spec.params
-            yield Problem("FR035", subject.place("nodes", node.name, *[key] * given, key=not given),
+            yield Problem("FR035", subject.place_of(node, key),
                           f"nodes.{node.name} takes models.{name} as its {key}, which may not change, but it is "
                           "trainable",
                           f"{key}: {frozen[0]}" if frozen

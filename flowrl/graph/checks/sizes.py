@@ -130,9 +130,8 @@ def empty_minibatch(subject: Subject) -> Iterator[Problem]:
     """FR007: a mini-batch has prompts, also where the class of an update does not say so."""
     for node, _, minibatch in _updates(subject):
         if minibatch < 1:
-            given = MINIBATCH in node.spec.params
-            place = subject.place("nodes", node.name, *[MINIBATCH] * given, key=not given)
-            yield Problem("FR007", place, f"nodes.{node.name}: mini-batches have at least 1 prompt, not {minibatch}",
+            yield Problem("FR007", subject.place_of(node, MINIBATCH),
+                          f"nodes.{node.name}: mini-batches have at least 1 prompt, not {minibatch}",
                           f"{MINIBATCH}: {_batch(subject)}")  # fmt: skip
 
 

@@ -35,10 +35,9 @@ def unknown_dataset(subject: Subject) -> Iterator[Problem]:
     known = subject.names("data")
     for node, evaluation in _evaluations(subject):
         if evaluation.dataset not in known and not subject.reading.is_broken(("data",)):
-            given = "dataset" in node.spec.params
             others = known - {"train"}
             fix = closest(evaluation.dataset, known) or (sorted(others)[0] if len(others) == 1 else "")
-            yield Problem("FR011", subject.place("nodes", node.name, *["dataset"] * given, key=not given),
+            yield Problem("FR011", subject.place_of(node, "dataset"),
                           f"nodes.{node.name} validates on data set '{evaluation.dataset}', which is not under data:",
                           f"dataset: {fix}" if fix else f"data: {{{evaluation.dataset}: {{type: ...}}}}")  # fmt: skip
 

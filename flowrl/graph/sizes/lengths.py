@@ -148,18 +148,17 @@ def _takers(graph: Graph, origins: Mapping[str, Sequence[str]]) -> dict[str, set
     for node in graph.nodes.values():
         if node.model is not None and holds_engine(node):
             found[node.name].add(node.model)
-    for rollout, node in readers_of_tokens(graph):
+    for rollout, node in readers_of_tokens(graph, origins):
         if holds_engine(node) or node.weights != "generates":
             found[rollout].update(node.models)
     return found
 
 
-def readers_of_tokens(graph: Graph) -> Iterator[tuple[str, BoundNode]]:
+def readers_of_tokens(graph: Graph, origins: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, BoundNode]]:
     """Each node that works on models and reads a field per token, with each rollout that its rows come from.
 
-    Rows that come from no rollout have "" in its place.
+    `origins` are those of the graph. Rows that come from no rollout have "" in its place.
     """
-    origins = origins_of(graph)
     for node in graph.nodes.values():
         if node.model is None or node.weights not in ("reads", "updates", "generates"):
             continue
