@@ -10,7 +10,7 @@ from itertools import islice
 from flowrl.data.base import BAD_DATA, DataSet, Lengths, Loading
 from flowrl.data.mixture import SOURCE_COLUMN
 from flowrl.data.rows import Loaded, Mixed, Part, Row, Streamed
-from flowrl.data.stream import Prompt, PromptStream, prompt_uid
+from flowrl.data.stream import Prompt, PromptStream, prompt_name
 from flowrl.data.values import PROMPT
 from flowrl.errors import PipelineError, Place, Problem
 from flowrl.graph.bind import BoundNode
@@ -69,7 +69,7 @@ def load_validation(plan: Plan, reading: Reading, note: Callable[[str], None]) -
             rows = list(islice(_numbered(loaded(data, loading, readers), loading, walk.max_rows), walk.max_rows))
             if not rows:
                 raise PipelineError([_too_few(data, loading, told, "there is no row to validate on", "add rows")])
-        prompts = tuple(Prompt(f"{walk.dataset}:{uid}", row) for uid, row in rows)
+        prompts = tuple(row._replace(name=f"{walk.dataset}:{row.name}") for row in rows)
         found |= dict.fromkeys(walk.evaluations, prompts)
     _refuse_same_names(plan, reading, found)
     return found
@@ -84,7 +84,7 @@ def _numbered(rows: Loaded, loading: Loading, max_rows: int | None) -> Iterator[
             raise PipelineError([Problem(BAD_DATA, loading.place("type"), fact, fix)])
         position = 0
         while part.rows.reaches(position + 1) if isinstance(part.rows, Streamed) else position < len(part.rows):
-            yield Prompt(prompt_uid(0, position, source=source), {**part.defaults, **part.rows[position]})
+            yield Prompt(prompt_name(0, position, source), {**part.defaults, **part.rows[position]})
             position += 1
 
 

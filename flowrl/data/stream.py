@@ -18,15 +18,22 @@ from flowrl.errors import PipelineError, RunError
 
 
 class Prompt(NamedTuple):
-    """A row of data under the identity of its group."""
+    """A row of data, and which attempt of it a group is."""
 
-    uid: str
+    name: str
+    """Its place in the data, see `prompt_name`."""
     row: Row
+    attempt: int = 0
+
+    @property
+    def uid(self) -> str:
+        """The identity of its group: `u17e1`, tried for the third time `u17e1a2`."""
+        return self.name + f"a{self.attempt}" * (self.attempt > 0)
 
 
-def prompt_uid(epoch: int, row: int, attempt: int = 0, source: int = 0) -> str:
-    """`u17`, in the second epoch `u17e1`, tried for the third time `u17e1a2`; of a mixture's second source `u17s1`."""
-    return f"u{row}" + f"s{source}" * (source > 0) + f"e{epoch}" * (epoch > 0) + f"a{attempt}" * (attempt > 0)
+def prompt_name(epoch: int, row: int, source: int = 0) -> str:
+    """`u17`, in the second epoch `u17e1`; of a mixture's second source `u17s1`."""
+    return f"u{row}" + f"s{source}" * (source > 0) + f"e{epoch}" * (epoch > 0)
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int, *more: int) -> list[int]:
@@ -71,8 +78,7 @@ class PromptStream:
             if (source, row) in batch:
                 self._waiting.append(position)
             else:
-                uid = prompt_uid(epoch, row, source=source)
-                batch[source, row] = Prompt(uid, self._parts[source].row(row))
+                batch[source, row] = Prompt(prompt_name(epoch, row, source), self._parts[source].row(row))
         self._waiting += queue
         return list(batch.values())
 

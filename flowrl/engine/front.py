@@ -21,7 +21,7 @@ from flowrl.graph.plan import Plan
 from flowrl.join import take_groups
 from flowrl.rows import Rows
 from flowrl.schedule.base import Progress, Schedule
-from flowrl.schedule.flow import AGAIN, Flow, Reason, prompt_of
+from flowrl.schedule.flow import AGAIN, PATIENCE, Flow, Reason
 
 
 class Front:
@@ -69,7 +69,8 @@ class Front:
         """Let prompts flow; their columns."""
         batch = admit(self.store, self.cluster, self.plan.graph, prompts, self.plan.document.batch.group)
         self.rows |= {prompt.uid: prompt for prompt in prompts}
-        self.flow.admit(batch.rows.uids, version, self.schedule.patient)
+        for prompt in prompts:
+            self.flow.admit([prompt.uid], version, self.schedule.patient or prompt.attempt >= PATIENCE)
         self.progress.admit(batch.rows.uids)
         return batch
 
@@ -159,9 +160,9 @@ class Front:
             return
         if reason == "stale":
             self.lengths[bucket(group.longest)] += 1
-        attempt = self.flow.restarts[prompt_of(uid)]
-        if reason in AGAIN and attempt <= self.max_restarts:
-            self.later.append(self.rows[uid]._replace(uid=f"{prompt_of(uid)}a{attempt}"))
+        prompt = self.rows[uid]
+        if reason in AGAIN and prompt.attempt < self.max_restarts:
+            self.later.append(prompt._replace(attempt=prompt.attempt + 1))
         if not group.settled and reason == "stale":
             self.dispatcher.abort([uid])
         self.leave([uid])
@@ -204,12 +205,12 @@ class Front:
     def state(self) -> dict[str, Any]:
         """The place in the data and the prompts in flight, for a checkpoint."""
         groups = [
-            {"uid": g.uid, "row": self.rows[g.uid].row, "version": g.version, "oldest": g.oldest, "settled": g.settled}
+            {"prompt": self.rows[g.uid], "version": g.version, "oldest": g.oldest, "settled": g.settled}
             for g in self.flow.groups.values()
         ]
-        later = [{"uid": prompt.uid, "row": prompt.row} for prompt in (*self.again, *self.later)]
-        flow = {"front": sorted(self.plan.front), "groups": groups, "later": later, "restarts": self.flow.restarts}
-        return {**self.prompts.state(), "flow": flow} if groups or later or self.flow.restarts else self.prompts.state()
+        later = [*self.again, *self.later]
+        flow = {"front": sorted(self.plan.front), "groups": groups, "later": later}
+        return {**self.prompts.state(), "flow": flow} if groups or later else self.prompts.state()
 
     def in_flight(self) -> tuple[list[Batch], list[Receipt]]:
         """The columns of the groups that wait for a batch, and what is still to be reported, for a checkpoint."""
@@ -227,16 +228,16 @@ class Front:
         flow = state.get("flow")
         if flow is None or state["cursor"] != self.prompts.state()["cursor"]:
             return  # other data: nothing of it is in flight
-        self.flow.restarts = Counter(flow["restarts"])
         capacity, same = self.plan.document.prompts_in_flight, flow["front"] == sorted(self.plan.front)
-        later = [*flow["groups"][capacity:], *flow["later"]]
-        self.later = [stream.Prompt(prompt["uid"], prompt["row"]) for prompt in later]
+        later = [*(group["prompt"] for group in flow["groups"][capacity:]), *flow["later"]]
+        self.later = [stream.Prompt(*prompt) for prompt in later]
         ready: list[str] = []
         for group in flow["groups"][:capacity]:
-            uid, oldest = group["uid"], group["version"] if group["oldest"] is None else group["oldest"]
+            prompt = stream.Prompt(*group["prompt"])
+            uid, oldest = prompt.uid, group["version"] if group["oldest"] is None else group["oldest"]
             turn = len(ready) // self.plan.document.batch.prompts
             whole = group["settled"] and same and version - oldest + turn <= self.plan.slack
-            self.put_in_flight([stream.Prompt(uid, group["row"])], group["version"] if whole else version)
+            self.put_in_flight([prompt], group["version"] if whole else version)
             if whole:
                 for name in self.plan.front:
                     self.progress.submit(name, [uid])

@@ -13,7 +13,7 @@ more than was needed."""
 AGAIN = ("stale", "late")
 """Reasons that say nothing of the prompt: it is tried again."""
 PATIENCE = 2
-"""A prompt that was given up so often for such a reason is never again given up for its age."""
+"""Attempts of a prompt, given up for such a reason, after which it is never again given up for its age."""
 
 
 @dataclass
@@ -51,17 +51,14 @@ class Flow:
         """By uid, in the order of admission."""
         self.given_up = Counter[Reason]()
         """Of the whole run."""
-        self.restarts = Counter[str]()
-        """By prompt, how often it was given up for a reason that says nothing of it."""
         self.admitted = self.refused = 0
         """Since the last batch was cut: admitted, and refused by the gate."""
         self._number = 0
 
     def admit(self, uids: Iterable[str], version: int, waits: bool = False) -> None:
-        """These prompts are in flight from now on; `waits` for those whose age does not matter."""
+        """These prompts are in flight from now on; `waits` for those that are never given up for their age."""
         for uid in uids:
-            patient = waits or self.restarts[prompt_of(uid)] >= PATIENCE
-            self.groups[uid] = Group(uid, self._number, version, patient)
+            self.groups[uid] = Group(uid, self._number, version, waits)
             self._number += 1
             self.admitted += 1
 
@@ -82,8 +79,6 @@ class Flow:
             return False
         self.given_up[reason] += 1
         self.refused += reason == "filtered"
-        if reason in AGAIN:
-            self.restarts[prompt_of(uid)] += 1
         return True
 
     def trained(self) -> list[str]:
@@ -112,8 +107,3 @@ class Flow:
     def running(self) -> list[Group]:
         """Those of them that are not ready yet."""
         return [group for group in self.waiting if not group.settled]
-
-
-def prompt_of(uid: str) -> str:
-    """The prompt of a group, whichever attempt it is: `u17e1` of `u17e1a2`."""
-    return uid.partition("a")[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from flowrl.batch import COLUMN_CLASSES, Batch, PromptToken, Step, Token
 from flowrl.column import Column, as_array
-from flowrl.data.stream import prompt_uid
+from flowrl.data.stream import prompt_name
 from flowrl.fields import Axis, Dtype, FieldType
 from flowrl.join import concat
 from flowrl.model import ModelSpec
@@ -50,7 +50,7 @@ def toy_batch(
     """
     declared = _fields(types, num_fields)
     sizes = [max(1, group + (0, 1, -1)[g % 3]) for g in range(num_prompts)] if isinstance(group, int) else group
-    uids = sorted(prompt_uid(g % 2, 3 * g + 2) for g in range(len(sizes)))
+    uids = sorted(prompt_name(g % 2, 3 * g + 2) for g in range(len(sizes)))
     if any(type_.axis in OF_SAMPLES for type_ in declared.values()):
         sessions = [session for size in sizes for session in range(size)]
         rows = Rows(uids, np.repeat(np.arange(len(sizes)), sizes), sessions, planned=sizes, settled=sizes)

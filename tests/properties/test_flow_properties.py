@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import flowrl
 from flowrl import Gate, Prompt, Sample
 from flowrl.batch import Batch
+from flowrl.data import stream
 from flowrl.data.stream import PromptStream
 from flowrl.engine.call import Receipt
 from flowrl.engine.dispatch import Arrival, Late
@@ -24,7 +26,7 @@ from flowrl.engine.front import Front
 from flowrl.engine.store import Store
 from flowrl.graph.plan import Plan
 from flowrl.rows import Rows
-from flowrl.schedule.flow import AGAIN, prompt_of
+from flowrl.schedule.flow import AGAIN, PATIENCE, Reason
 from flowrl.schedule.policy import schedule_of
 
 STUBS = Path(__file__).parents[1] / "stub_nodes.py"
@@ -103,7 +105,17 @@ class Run(RuleBasedStateMachine):
         sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
         dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler, abort=lambda uids: None)
         self.stalled, self.gone_before = set[str](), 0
-        return Front(self.plan, self.schedule, PromptStream(self.plan.document.data["train"].load(), 0), dispatcher)
+        self.reasons: list[tuple[str, str]] = []
+        front = Front(self.plan, self.schedule, PromptStream(self.plan.document.data["train"].load(), 0), dispatcher)
+        give_up = front.flow.give_up
+
+        def told(uid: str, reason: Reason) -> bool:
+            gone = give_up(uid, reason)
+            self.reasons += [(uid, reason)] * gone
+            return gone
+
+        front.flow.give_up = told  # type: ignore[method-assign]
+        return front
 
     @property
     def paused(self) -> bool:
@@ -244,8 +256,9 @@ class Run(RuleBasedStateMachine):
     def kill_and_resume(self) -> None:
         saved = copy.deepcopy(self.saved)
         state, in_flight, self.version, self.step, self.trained, self.given_up, self.seen = saved
+        state = json.loads(json.dumps(state))
         ready = {
-            group["uid"]
+            stream.Prompt(*group["prompt"]).uid
             for group in state.get("flow", {"groups": []})["groups"]
             if group["settled"] and self.version - (group["oldest"] or group["version"]) <= self.slack
         }
@@ -297,9 +310,20 @@ class Run(RuleBasedStateMachine):
     @property
     def gone_for_a_reason(self) -> int:
         """How many of them the flow has counted since it was made."""
-        flow = self.front.flow
-        final = sum(num for reason, num in flow.given_up.items() if reason not in AGAIN)
-        return final + sum(num > self.front.max_restarts for num in flow.restarts.values())
+        last = self.front.max_restarts
+        return sum(reason not in AGAIN or attempt_of(uid) == last for uid, reason in self.reasons)
+
+    @invariant()
+    def a_prompt_is_given_up_for_its_age_no_more_than_so_often(self) -> None:
+        assert all(attempt_of(uid) < PATIENCE for uid, reason in self.reasons if reason == "stale")
+
+
+def prompt_of(uid: str) -> str:
+    return uid.partition("a")[0]
+
+
+def attempt_of(uid: str) -> int:
+    return int(uid.partition("a")[2] or 0)
 
 
 Run.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)

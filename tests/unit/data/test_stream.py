@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from flowrl.data.rows import Streamed
-from flowrl.data.stream import PromptStream, epoch_order, prompt_uid
+from flowrl.data.stream import Prompt, PromptStream, epoch_order, prompt_name
 from flowrl.errors import RunError
 
 ROWS = [{"prompt": str(number)} for number in range(10)]
 
 
 def test_a_uid_tells_row_epoch_and_attempt() -> None:
-    assert prompt_uid(0, 17) == "u17"
-    assert prompt_uid(1, 17) == "u17e1"
-    assert prompt_uid(1, 17, 2) == "u17e1a2"
-    assert prompt_uid(0, 17, 2) == "u17a2"
+    assert prompt_name(0, 17) == "u17"
+    assert prompt_name(1, 17) == "u17e1"
+    assert prompt_name(1, 17, 2) == "u17s2e1"
+    assert Prompt(prompt_name(0, 17), {}).uid == "u17"
+    assert Prompt(prompt_name(1, 17), {}, attempt=2).uid == "u17e1a2"
 
 
 def test_rows_come_in_file_order_when_not_shuffled_and_epochs_follow_each_other() -> None:
@@ -50,7 +51,7 @@ def test_a_batch_never_holds_a_row_twice_and_every_row_comes_once_an_epoch(size:
         taken += [prompt.uid for prompt in batch]
     assert len(set(taken)) == len(taken)
     settled = len(taken) // len(ROWS) - 1
-    assert {prompt_uid(epoch, row) for epoch in range(settled) for row in range(len(ROWS))} <= set(taken)
+    assert {prompt_name(epoch, row) for epoch in range(settled) for row in range(len(ROWS))} <= set(taken)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -76,7 +77,7 @@ def test_a_stream_gives_every_row_once_an_epoch_and_starts_again_when_it_ends(nu
     stream = PromptStream(streamed(num, 16), seed=1, shuffle=shuffle)
     for epoch in range(3):
         taken = [stream.take(1)[0] for _ in range(num)]
-        assert sorted(prompt.uid for prompt in taken) == sorted(prompt_uid(epoch, row) for row in range(num))
+        assert sorted(prompt.uid for prompt in taken) == sorted(prompt_name(epoch, row) for row in range(num))
         assert all(prompt.uid.split("e")[0] == f"u{prompt.row['prompt']}" for prompt in taken)
         if not shuffle:
             assert [prompt.row["prompt"] for prompt in taken] == [str(row) for row in range(num)]

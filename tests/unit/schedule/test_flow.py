@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrl.schedule.flow import Flow, prompt_of
+from flowrl.schedule.flow import Flow
 
 
 def flow_of(*uids: str, version: int = 0) -> Flow:
@@ -34,20 +34,6 @@ def test_age_counts_from_the_oldest_token_once_it_is_known() -> None:
     assert flow.groups["u0"].age(5) == 2
     flow.settle("u0", oldest=4)
     assert flow.groups["u0"].age(5) == 1
-
-
-def test_a_prompt_that_was_given_up_twice_for_its_age_is_waited_for() -> None:
-    flow = Flow()
-    for uid in ("u7e1", "u7e1a1"):
-        flow.admit([uid], 0)
-        assert not flow.groups[uid].waits
-        flow.give_up(uid, "stale")
-    flow.admit(["u7e1a2", "u8"], 4)
-    assert flow.groups["u7e1a2"].waits and not flow.groups["u8"].waits
-
-
-def test_attempts_are_of_one_prompt() -> None:
-    assert [prompt_of(uid) for uid in ("u3", "u3a1", "u3s1e2a12")] == ["u3", "u3", "u3s1e2"]
 
 
 def test_what_was_admitted_and_refused_is_counted_from_the_last_cut_on() -> None:
