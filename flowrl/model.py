@@ -66,7 +66,7 @@ class OptimizerSpec(Settings):
     """Learning rate after the warm-up: the same, or falling until the last optimizer step of the run."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the learning rate rises to `lr`."""
-    min_lr_rate: float = Field(0.0, ge=0, le=1)
+    min_lr_rate: float = Field(0.0, ge=0, lt=1)
     """What a falling learning rate ends at, as a share of `lr`."""
 
     @property
@@ -84,6 +84,13 @@ class OptimizerSpec(Settings):
             fact, value = f"{given[0]} is a setting of adamw", getattr(self, given[0])
             shown = list(value) if isinstance(value, tuple) else value
             raise SettingError((given[0], "type"), fact, f"options: {{{given[0]}: {shown}}}")
+        return self
+
+    @model_validator(mode="after")
+    def _vectors_decay_where_anything_does(self) -> Self:
+        if self.decay_vectors and not self.weight_decay:
+            fact = "decay_vectors has no effect with weight_decay: 0"
+            raise SettingError(("decay_vectors", "weight_decay"), fact, "weight_decay: 0.01, or decay_vectors: false")
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,8 @@ from flowrl.nodes._backend.sessions import extremes, sessions
 class Informative(Gate):
     """Keep the groups whose sessions have different rewards; the others say nothing about what was better."""
 
+    compares_samples = True
+
     threshold: float = 0.5
     """A group whose rewards are all the same counts as all right if they are above this, else as all wrong."""
 

@@ -52,10 +52,13 @@ class Distill(Policy):
             return super().refuses(reads, num_prompts, max_staleness)
         fields = type(self).model_fields
         unread = [key for key in OF_THE_POLICY_LOSS if key in fields and getattr(self, key) != fields[key].default]
-        unread += ["importance_weights"] if "importance_weights" in reads else []
-        if not unread:
-            return ""
-        return f"{unread[0]} is of the policy loss, which there is none of without advantages: add an advantage.* node"
+        if unread:
+            fact = f"{unread[0]} is of the policy loss, which there is none of without advantages"
+            return f"{fact}: add an advantage.* node"
+        if "importance_weights" in reads:
+            fact = "importance_weights weigh the policy loss, which there is none of without advantages"
+            return f"{fact}: leave them out; how old samples may be is uncorrected_staleness"
+        return ""
 
     def setup(self, context: Context) -> None:
         from flowrl.nodes._backend.distilling import Teacher

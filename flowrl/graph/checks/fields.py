@@ -122,9 +122,23 @@ def type_mismatch(subject: Subject) -> Iterator[Problem]:
                     fix = other_field(node, port, field.name, f"a field of type {wanted}")
                     if field.writer == DATA and wanted.axis == field.type.axis:
                         fix = f"write '{field.name}' as {wanted.dtype} in the data, or {fix}"
+                    if field.writer != DATA and port not in node.spec.reads and _is_own(subject, field.writer):
+                        fix = f"let {field.writer} write {wanted}{_made_by(field.type, wanted)}, or {fix}"
                     yield Problem("FR022", _port_place(subject, node, port, field.name),
                                   f"nodes.{node.name} reads '{field.name}' as {wanted}, but {field.writer} writes it "
                                   f"as {field.type}", fix, tuple(shown(offers.to(node, wanted))))  # fmt: skip
+
+
+def _is_own(subject: Subject, node: str) -> bool:
+    """Whether the node's class is the user's, who can change it."""
+    return ":" in subject.graph.nodes[node].use
+
+
+def _made_by(type_: FieldType, wanted: FieldType) -> str:
+    """How a column of one type becomes one of another, where it may be meant to."""
+    spread = {("Sample", "Token"): "per_token", ("Prompt", "Sample"): "per_sample"}
+    method = spread.get((type_.axis, wanted.axis)) if type_.dtype == wanted.dtype else None
+    return f" (.{method}(...) makes it of {type_})" if method else ""
 
 
 def settings_against_fields(subject: Subject) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Checks of what runs where and on how much: pools (FR012, FR050, FR052, FR054) and batches (FR060 to FR062)."""
+"""Checks of what runs where and on how much: pools (FR012, FR050, FR052, FR054), batches (FR060 to FR062, FR078)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import lcm
 from flowrl.errors import Problem, nearest
 from flowrl.graph.bind import CPU_POOL, BoundNode
 from flowrl.graph.pools import physical_name
-from flowrl.graph.sizes.lengths import MINIBATCH
+from flowrl.graph.sizes.lengths import MINIBATCH, SHUFFLE
 from flowrl.graph.subject import Subject
 from flowrl.graph.words import count
 from flowrl.spec.document import PoolSpec
@@ -191,6 +191,16 @@ def rows_for_every_rank(subject: Subject) -> Iterator[Problem]:
                           f"for {workers} workers: some would have none",
                           f"{MINIBATCH}: {enough}, or {fewer}" if enough
                           else f"{fewer}, or a larger batch")  # fmt: skip
+
+
+def nothing_to_shuffle(subject: Subject) -> Iterator[Problem]:
+    """FR078: warning where prompts are dealt to mini-batches in another order, and there is one mini-batch."""
+    for node, prompts, minibatch in _updates(subject):
+        if getattr(node.node, SHUFFLE, None) is True and minibatch == prompts and cut_evenly(subject, node):
+            smaller = f", or {MINIBATCH}: {next(_divisors(prompts, prompts // 2))}" * (prompts > 1)
+            yield Problem("FR078", subject.place_of(node, SHUFFLE),
+                          f"nodes.{node.name}: {SHUFFLE} has no effect: a batch of {count(prompts, 'prompt')} is one "
+                          "mini-batch", f"{SHUFFLE}: false{smaller}", severity="warning")  # fmt: skip
 
 
 def group_of_one(subject: Subject) -> Iterator[Problem]:

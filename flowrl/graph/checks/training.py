@@ -1,15 +1,18 @@
-"""Checks of how models are trained: the optimizer and what it is told, and their adapters (FR005, FR007)."""
+"""Checks of how models are trained: the optimizer and what it is told, and their adapters (FR005, FR007, FR078)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from flowrl.errors import Problem, nearest
+from flowrl.graph.checks.sizes import cut_evenly
 from flowrl.graph.sizes.adapters import fault_of_target
 from flowrl.graph.sizes.architecture import Architecture
+from flowrl.graph.sizes.batches import steps_of_run
 from flowrl.graph.sizes.model_config import architectures
 from flowrl.graph.subject import Subject
-from flowrl.model import ALL_LINEAR
+from flowrl.graph.words import count
+from flowrl.model import ALL_LINEAR, OptimizerSpec
 from flowrl.signatures import Signature, UnknownClass, signature_of
 from flowrl.spec.scalars import number
 
@@ -43,6 +46,24 @@ def optimizer(subject: Subject) -> Iterator[Problem]:
         for option in spec.options.keys() - set(taken):
             yield Problem("FR005", subject.place(*where, "options", option, key=True),
                           f"{shown} takes no '{option}'", nearest(option, taken))  # fmt: skip
+
+
+def optimizer_without_effect(subject: Subject) -> Iterator[Problem]:
+    """FR078: warnings for an optimizer of a model that does not train, and for a warm-up that the run does not end."""
+    for name, model in subject.document.models.items():
+        where, updates = ("models", name, "optimizer"), subject.of_role(name, "updates")
+        idle = not model.trainable and not updates and not subject.reading.is_broken(("models", name, "trainable"))
+        if idle and model.optimizer != OptimizerSpec():
+            yield Problem("FR078", subject.place(*where, key=True),
+                          f"models.{name}.optimizer has no effect: the model does not train",
+                          f"models.{name}.optimizer: null", severity="warning")  # fmt: skip
+        for node in updates if model.trainable else ():
+            steps, warmup = steps_of_run(node, subject.document), model.optimizer.warmup_steps
+            if 0 < steps <= warmup and cut_evenly(subject, node):
+                yield Problem("FR078", subject.place(*where, "warmup_steps"),
+                              f"models.{name}: the run ends before the learning rate has risen to lr: warmup_steps is "
+                              f"{warmup:,}, and nodes.{node.name} takes {count(steps, 'optimizer step')} in all",
+                              f"warmup_steps: {steps // 10}", severity="warning")  # fmt: skip
 
 
 def adapted_layers(subject: Subject) -> Iterator[Problem]:

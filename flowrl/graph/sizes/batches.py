@@ -16,6 +16,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.sizes import lengths as names
 from flowrl.graph.sizes.lengths import Lengths, StepLengths, setting
 from flowrl.partition import Prompts, plans_of_ranks
+from flowrl.spec.document import Document
 
 
 @dataclass(frozen=True)
@@ -183,17 +184,21 @@ def passes(plan: Plan, lengths: StepLengths) -> dict[str, Passes]:
 
 
 def optimizer_steps(plan: Plan) -> dict[str, int]:
-    """Optimizer steps of each trained model in the whole run, if every mini-batch takes one once its update begins.
+    """Optimizer steps of each trained model in the whole run, as `steps_of_run` counts them."""
+    updates = (node for node in plan.graph.nodes.values() if node.weights == "updates")
+    return {node.model: steps_of_run(node, plan.document) for node in updates if node.model is not None}
+
+
+def steps_of_run(node: BoundNode, document: Document) -> int:
+    """Optimizer steps of an update in the whole run, if every mini-batch takes one once the update begins.
 
     An update without the setting takes one for each batch.
     """
-    found: dict[str, int] = {}
-    for node in plan.graph.nodes.values():
-        if node.weights == "updates" and node.model is not None:
-            cut = _passes(plan, node, Lengths(1, 1))  # how long they are changes nothing
-            steps, waited, every = plan.document.run.steps, setting(node, names.AFTER_STEP) or 0, node.spec.every
-            found[node.model] = cut.num_optimizer_steps * (steps // every - min(waited, steps) // every)
-    return found
+    whole = max(1, document.batch.prompts // document.updates_per_sync)
+    part = min(setting(node, names.MINIBATCH) or whole, whole)
+    of_step = -(-whole // part) * document.updates_per_sync * (setting(node, names.EPOCHS) or 1)
+    steps, waited, every = document.run.steps, setting(node, names.AFTER_STEP) or 0, node.spec.every
+    return of_step * (steps // every - min(waited, steps) // every)
 
 
 def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:

@@ -32,6 +32,14 @@ def test_a_session_of_several_outputs_is_judged_by_its_last() -> None:
     assert num_cut == 1
 
 
+def test_an_output_that_was_cut_off_is_masked_where_its_session_went_on() -> None:
+    rows = Rows(["u1"], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [2, 1, 1, 0, 0])
+    found, num_cut = masked(["stop", "length", "length", "stop", "length"], rows)
+    kept = [True, False, True]
+    assert found == [kept, [False] * 3, [False] * 3, [False] * 3, [False] * 3]
+    assert num_cut == 2
+
+
 def test_it_goes_with_another_mask() -> None:
     rows = Rows(["u1"], [0, 0], [0, 1])
     found, _ = masked(["stop", "length"], rows, [[True, True, False], [True, True, True]])

@@ -275,7 +275,7 @@ def test_settings_of_the_policy_loss_without_advantages_are_refused() -> None:
     assert Distill(minibatch=1).refuses(reads, 8, 2) == ""
     assert "clip_high is of the policy loss" in Distill(minibatch=8, clip_high=0.3).refuses(reads, 8)
     weighed = reads | {"importance_weights": ("importance_weights",)}
-    assert "importance_weights is of the policy loss" in Distill(minibatch=8).refuses(weighed, 8)
+    assert "leave them out; how old samples may be is uncorrected_staleness" in Distill(minibatch=8).refuses(weighed, 8)
     anchored = reads | {"advantages": ("advantages",)}
     assert Distill(minibatch=8, clip_high=0.3).refuses(anchored, 8) == ""
     assert "old_log_probs" in Distill(minibatch=1).refuses(anchored, 8)

@@ -187,6 +187,20 @@ def test_fr022_a_sample_read_as_token() -> None:
     assert problem.notes == ("'response' (Sample[str], written by rollout) has the right type",)
 
 
+def test_fr022_a_class_of_the_users_is_told_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from typing import NamedTuple\nfrom flowrl import Node, Sample, Token\nclass Mine(Node):\n"
+        "    class Out(NamedTuple):\n        advantages: Sample[float]\n        loss_mask: Token[bool]\n"
+        "    def run(self, reward: Sample[float], response_mask: Token[bool]) -> Out:\n"
+        "        return self.Out(reward, response_mask)\n"
+    )
+    mine = f"nodes.advantage={{use: '{tmp_path}/mine.py:Mine'}}"
+    (problem,) = load("grpo_sync", [mine]).check()
+    assert problem.code == "FR022"
+    made = "let advantage write Token[float] (.per_token(...) makes it of Sample[float]), or reads: {advantages: "
+    assert problem.fix.startswith(made)
+
+
 def test_fr023_a_trained_model_that_generates_needs_a_sync() -> None:
     problem = only({name: GOOD[name] for name in ("rollout", "old", "update")})
     assert (problem.code, problem.fix) == ("FR023", "weight_sync: {use: sync.weights, model: policy}")
