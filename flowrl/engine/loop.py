@@ -119,7 +119,7 @@ class Loop:
         self.version, self.synced = self.newest, dict(self.dispatcher.versions)
         metrics = self.front.end() | self.dispatcher.occupancy.idle()
         self.tally.report(self.front.reported())
-        metrics |= self.tally.metrics(self.plan.front)
+        metrics |= self.tally.metrics(self.plan.front, self.dispatcher.occupancy.unended)
         metrics |= await validate(self, step)
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):

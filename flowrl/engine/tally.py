@@ -36,10 +36,14 @@ class Tally:
         """A block has arrived in this step; what it reports may be held back for a later one."""
         if not held:
             self.report([receipt])
-        self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
+        self._ran(receipt.node, receipt.start, receipt.end)
         names = {name for failure in receipt.failures for name in failure.rows}
         self._num_rows[receipt.node] += len(receipt.rows) + len(names.difference(receipt.rows.names()))
         self.failures.setdefault(receipt.node, []).extend(receipt.failures)
+
+    def _ran(self, node: str, start: float, end: float) -> None:
+        """What began before the step counts from the step's start on."""
+        self._intervals.setdefault(node, []).append((max(start, self._start), end))
 
     def num_failed(self, node: str) -> int:
         """Rows of a node that went wrong; a failure that names none counts as one."""
@@ -66,15 +70,18 @@ class Tally:
             raise RunError(f"{share}, the first with {first.error}", node=receipt.node, worker=receipt.worker,
                            rows=first.rows, details=first.traceback)  # fmt: skip
 
-    def metrics(self, front: Collection[str] = ()) -> dict[str, float]:
-        """All metrics of the step; call it when the step has ended.
+    def metrics(self, front: Collection[str] = (), unended: Iterable[tuple[str, float]] = ()) -> dict[str, float]:
+        """All metrics of the step; call it when the step has ended, with node and beginning of calls that have not.
 
         `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, `time/engine` the
         part of the step in which no node was running at all, and `time/wait_for_samples` that in which none was
         running that is not of the `front`. Seconds. Raises `RunError` for a node that reports a
         metric of one of these names.
         """
-        wall, num_failed = now() - self._start, sum(map(self.num_failed, self.failures))
+        end, num_failed = now(), sum(map(self.num_failed, self.failures))
+        wall = end - self._start
+        for node, since in unended:
+            self._ran(node, since, end)
         values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
         busy = covered(span for spans in self._intervals.values() for span in spans)
         behind = covered(span for node, spans in self._intervals.items() if node not in front for span in spans)

@@ -51,6 +51,16 @@ def test_a_node_that_overlaps_itself_is_not_counted_twice(tally: Tally) -> None:
     assert tally.metrics()["time/a"] == 6.0
 
 
+def test_of_what_began_before_the_step_or_goes_on_after_it_the_part_in_it_counts(tally: Tally) -> None:
+    tally.add(receipt("rollout", -8, 3))
+    tally.add(receipt("reward", -2, -1))
+    metrics = tally.metrics(unended=[("rollout", START + 9), ("judge", START + 8)])
+    assert {name: metrics[f"time/{name}"] for name in ("rollout", "reward", "judge")} == {
+        "rollout": 4.0, "reward": 0.0, "judge": 2.0,
+    }  # fmt: skip
+    assert metrics["time/engine"] == 10.0 - 3.0 - 2.0
+
+
 def test_metrics_of_all_receipts_are_merged_by_their_reduction(tally: Tally) -> None:
     tally.add(
         receipt("a", 0, 1, metrics=(Metric("reward/mean", 3.0, 4, "mean"), Metric("rollout/tokens", 30, 1, "sum")))
