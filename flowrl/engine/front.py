@@ -204,9 +204,12 @@ class Front:
     def state(self) -> dict[str, Any]:
         """The place in the data and the prompts in flight, for a checkpoint."""
         groups = [
-            {"uid": g.uid, "row": self.rows[g.uid].row, "version": g.version, "oldest": g.oldest, "settled": g.settled}
+            {
+                "uid": g.uid, "row": self.rows[g.uid].row, "version": g.version, "oldest": g.oldest,
+                "longest": g.longest, "settled": g.settled,
+            }
             for g in self.flow.groups.values()
-        ]
+        ]  # fmt: skip
         later = [{"uid": prompt.uid, "row": prompt.row} for prompt in (*self.again, *self.later)]
         flow = {"front": sorted(self.plan.front), "groups": groups, "later": later, "restarts": self.flow.restarts}
         return {**self.prompts.state(), "flow": flow} if groups or later or self.flow.restarts else self.prompts.state()
@@ -242,6 +245,7 @@ class Front:
                     self.progress.submit(name, [uid])
                     self.progress.settle(name, [uid])
                 self.flow.settle(uid, group["oldest"])
+                self.flow.groups[uid].longest = group.get("longest")
                 ready.append(uid)
         columns, receipts = in_flight
         for batch in (take_groups(columns_of, ready) for columns_of in columns if ready):

@@ -101,6 +101,15 @@ def trained(result: flowrl.Result) -> list[list[str]]:
     return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events(result) if event["node"] == "old"]
 
 
+def idle_front(schedule: dict[str, Any], folder: Path) -> Front:
+    """The front of a run in which nothing is generated."""
+    plan = flowrl.Pipeline(document(schedule, folder)).plan()
+    cluster = SimpleNamespace(put=lambda batch: batch)
+    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
+    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
+    return Front(plan, schedule_of(plan), PromptStream(plan.document.data["train"].load(), 0), dispatcher)
+
+
 def made_by_rollout() -> list[str]:
     """Fields that `rollout.generate` writes."""
     return list(Generate.output_ports)
@@ -283,12 +292,8 @@ def test_a_run_that_goes_on_under_another_schedule_keeps_to_its_bounds(
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
 def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path: Path) -> None:
-    plan = flowrl.Pipeline(document(schedule, tmp_path)).plan()
-    prompts, node = PromptStream(plan.document.data["train"].load(), 0), plan.graph.nodes["rollout"]
-    cluster = SimpleNamespace(put=lambda batch: batch)
-    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
-    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
-    front = Front(plan, schedule_of(plan), prompts, dispatcher)
+    front = idle_front(schedule, tmp_path)
+    plan, node = front.plan, front.plan.graph.nodes["rollout"]
     front.begin(1)
     front.admit(0)
     ended, slow, *_ = uids = front.progress.uids
@@ -303,3 +308,16 @@ def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path
     told = front.late(Late(node, "generate/0", ("val:u1",), validation))
     assert told == "val:u1 end with what they have"
     assert front.late(Late(node, "generate/0", (ended,), front.progress)) == ""
+
+
+def test_a_group_of_a_run_that_goes_on_is_given_up_under_its_length(tmp_path: Path) -> None:
+    before, after = idle_front(ASYNC, tmp_path), idle_front(ASYNC, tmp_path)
+    before.admit(0)
+    group = next(iter(before.flow.groups.values()))
+    before.flow.settle(group.uid, 0)
+    group.longest = 3
+    state = before.state()
+    after.prompts.load_state(state)
+    after.restore(state, ((), ()), 1)
+    after.give_up(group.uid, "stale")
+    assert after.lengths == {"up_to_4": 1}
