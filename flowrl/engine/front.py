@@ -36,6 +36,7 @@ class Front:
         # No more than a batch at a time, so that what is reported can be told apart by the step that trains it.
         most = plan.groups_per_batch if schedule.serves else None
         self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical, most=most)
+        self.rollouts = [name for name in plan.front if plan.graph.nodes[name].weights == "generates"]
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
         self.later: list[stream.Prompt] = []
@@ -143,7 +144,8 @@ class Front:
                 group.num_sessions += num_sessions[uid]
                 group.oldest = min((v for v in (group.oldest, version) if v is not None), default=None)
                 group.longest = max(group.longest or 0, receipt.longest.get(uid, 0))
-                if not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
+                ended = all(uid in self.progress.settled(rollout) for rollout in self.rollouts)
+                if ended and not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
                     self.give_up(uid, "failed")
 
     def kept(self, arrival: Arrival, field: str) -> set[str]:

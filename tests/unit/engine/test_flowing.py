@@ -15,13 +15,15 @@ from pydantic import PrivateAttr
 import flowrl
 from flowrl import Gate, Node, Prompt, Sample, Token
 from flowrl.data.stream import PromptStream
-from flowrl.engine.dispatch import Late
+from flowrl.engine.call import Receipt
+from flowrl.engine.dispatch import Arrival, Late
 from flowrl.engine.front import Front
 from flowrl.engine.loop import Loop
 from flowrl.engine.store import Store
 from flowrl.engine.validation import validate
 from flowrl.errors import RunError
 from flowrl.nodes.rollout.generate import Generate
+from flowrl.rows import Rows
 from flowrl.schedule.base import Progress
 from flowrl.schedule.policy import schedule_of
 
@@ -101,9 +103,9 @@ def trained(result: flowrl.Result) -> list[list[str]]:
     return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events(result) if event["node"] == "old"]
 
 
-def idle_front(schedule: dict[str, Any], folder: Path) -> Front:
+def idle_front(schedule: dict[str, Any], folder: Path, **nodes: Any) -> Front:
     """The front of a run in which nothing is generated."""
-    plan = flowrl.Pipeline(document(schedule, folder)).plan()
+    plan = flowrl.Pipeline(document(schedule, folder, **nodes)).plan()
     cluster = SimpleNamespace(put=lambda batch: batch)
     sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
     dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
@@ -181,6 +183,21 @@ def test_a_group_without_trajectories_is_replaced_and_counted(schedule: dict[str
     result = run(document(schedule, tmp_path, old=old, script={"fail": 0.4}))
     assert [len(batch) for batch in trained(result)] == [4, 4, 4, 4]
     assert sum(step["rollout/given_up/failed"] for step in result.metrics) > 0
+
+
+def test_of_two_rollouts_either_may_leave_a_group_without_trajectories(tmp_path: Path) -> None:
+    rollout = document(ASYNC, tmp_path)["nodes"]["rollout"]
+    front = idle_front(ASYNC, tmp_path, greedy={**rollout, "use": "rollout.greedy"})
+    front.begin(1)
+    front.admit(0)
+    kept, lost = uids = front.progress.uids[:2]
+    for node, rows in (("greedy", Rows(uids)), ("rollout", Rows(uids, [0], [0]))):
+        front.progress.submit(node, uids)
+        receipt = Receipt(node, 1, 1, "generate/0", rows, uids, 0.0, 0.0, 0, 0)
+        front.collect(Arrival(node, receipt, (), front.progress))
+    assert kept in front.flow.groups, "whichever ends first"
+    assert lost not in front.flow.groups
+    assert front.flow.given_up == {"failed": 1}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
