@@ -50,6 +50,8 @@ class Front:
         """Of groups given up for their age in this step, by the length of their longest response."""
         self.told = Counter[Reason]()
         """What was given up until the end of the last step."""
+        self.num_late = 0
+        """Groups that had no end within a timeout in this step."""
 
     def begin(self, step: int) -> None:
         """A step begins; which prompts it admits first is what people may look at."""
@@ -175,6 +177,7 @@ class Front:
         """
         running = news.progress.running(news.node.name)
         late = [uid for uid in news.uids if uid in running]
+        self.num_late += len(late) * (news.progress is self.progress)
         replaced = self.schedule.serves and news.progress is self.progress
         for uid in late if replaced else ():
             self.give_up(uid, "late")
@@ -196,12 +199,15 @@ class Front:
             self.give_up(uid, "surplus")
         self.leave(self.flow.trained())
         before, self.told = self.told, Counter(self.flow.given_up)
+        num_late, self.num_late = self.num_late, 0
+        limited = any(self.plan.graph.nodes[rollout].spec.timeout for rollout in self.rollouts)
+        late = {"rollout/late": float(num_late)} if limited else {}
         if not self.schedule.serves and self.plan.gate is None:
-            return {}
+            return late
         lost = {f"rollout/given_up/{reason}": float(self.told[reason] - before[reason]) for reason in get_args(Reason)}
         lengths, self.lengths = self.lengths, Counter()
         lost |= {f"rollout/given_up/stale/{name}": float(num) for name, num in lengths.items()}
-        return lost | {"rollout/in_flight": float(len(self.flow.groups))}
+        return late | lost | {"rollout/in_flight": float(len(self.flow.groups))}
 
     def state(self) -> dict[str, Any]:
         """The place in the data and the prompts in flight, for a checkpoint."""

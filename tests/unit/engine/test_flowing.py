@@ -309,7 +309,8 @@ def test_a_run_that_goes_on_under_another_schedule_keeps_to_its_bounds(
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
 def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path: Path) -> None:
-    front = idle_front(schedule, tmp_path)
+    rollout = document(schedule, tmp_path)["nodes"]["rollout"]
+    front = idle_front(schedule, tmp_path, rollout={**rollout, "timeout": 1})
     plan, node = front.plan, front.plan.graph.nodes["rollout"]
     front.begin(1)
     front.admit(0)
@@ -325,6 +326,7 @@ def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path
     told = front.late(Late(node, "generate/0", ("val:u1",), validation))
     assert told == "val:u1 end with what they have"
     assert front.late(Late(node, "generate/0", (ended,), front.progress)) == ""
+    assert [front.end()["rollout/late"] for _ in range(2)] == [1, 0], "counted in its step, validation left out"
 
 
 def test_a_group_of_a_run_that_goes_on_is_given_up_under_its_length(tmp_path: Path) -> None:
