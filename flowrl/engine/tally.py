@@ -17,15 +17,18 @@ Interval = tuple[float, float]
 class Tally:
     """Collects receipts of a step."""
 
-    def __init__(self, step: int, version: int = 0) -> None:
-        """`version` is that of the weights at the start of the step."""
-        self.step, self._version = step, version
-        self._start = now()
+    def __init__(self, step: int = 0, version: int = 0) -> None:
+        self.begin(step, version)
         self._metrics: dict[str, list[Sequence[Metric]]] = {}
         self._intervals: dict[str, list[Interval]] = {}
         self._num_rows = Counter[str]()
         self.failures: dict[str, list[Failure]] = {}
         """By node, what went wrong in this step."""
+
+    def begin(self, step: int, version: int) -> None:
+        """The step begins now, with this version of the weights; what has arrived before counts, but for its time."""
+        self.step, self._version = step, version
+        self._start = now()
 
     def report(self, receipts: Iterable[Receipt]) -> None:
         """What these blocks report is of this step."""
@@ -36,14 +39,10 @@ class Tally:
         """A block has arrived in this step; what it reports may be held back for a later one."""
         if not held:
             self.report([receipt])
-        self._ran(receipt.node, receipt.start, receipt.end)
+        self._intervals.setdefault(receipt.node, []).append((receipt.start, receipt.end))
         names = {name for failure in receipt.failures for name in failure.rows}
         self._num_rows[receipt.node] += len(receipt.rows) + len(names.difference(receipt.rows.names()))
         self.failures.setdefault(receipt.node, []).extend(receipt.failures)
-
-    def _ran(self, node: str, start: float, end: float) -> None:
-        """What began before the step counts from the step's start on."""
-        self._intervals.setdefault(node, []).append((max(start, self._start), end))
 
     def num_failed(self, node: str) -> int:
         """Rows of a node that went wrong; a failure that names none counts as one."""
@@ -78,18 +77,11 @@ class Tally:
         running that is not of the `front`. Seconds. Raises `RunError` for a node that reports a
         metric of one of these names.
         """
-        end, num_failed = now(), sum(map(self.num_failed, self.failures))
-        wall = end - self._start
-        for node, since in unended:
-            self._ran(node, since, end)
+        num_failed = sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
-        busy = covered(span for spans in self._intervals.values() for span in spans)
-        behind = covered(span for node, spans in self._intervals.items() if node not in front for span in spans)
-        measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
-        measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
-        measured["time/wait_for_samples"] = max(0.0, wall - behind)
+        measured = self._times(front, unended) | {"rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
-            measured["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
+            measured["throughput/tokens_per_s"] = values["rollout/tokens"] / measured["time/step"]
         for who in ("rollout", "actor"):  # what was trained tells more, where the update reads it
             if f"{who}/policy_version/min" in values:
                 measured["staleness/mean"] = self._version - values[f"{who}/policy_version/mean"]
@@ -97,6 +89,18 @@ class Tally:
         if taken := sorted(values.keys() & {*measured, "step"}):
             raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
         return values | measured
+
+    def _times(self, front: Collection[str], unended: Iterable[tuple[str, float]]) -> dict[str, float]:
+        """Where the time went; what began before the step counts from its start on."""
+        end, ran = now(), {node: [*spans] for node, spans in self._intervals.items()}
+        for node, since in unended:
+            ran.setdefault(node, []).append((since, end))
+        ran = {node: [(max(start, self._start), stop) for start, stop in spans] for node, spans in ran.items()}
+        wall, busy = end - self._start, covered(chain.from_iterable(ran.values()))
+        behind = covered(chain.from_iterable(spans for node, spans in ran.items() if node not in front))
+        times = {f"time/{node}": covered(spans) for node, spans in ran.items()}
+        times |= {"time/step": wall, "time/engine": max(0.0, wall - busy)}
+        return times | {"time/wait_for_samples": max(0.0, wall - behind)}
 
 
 def covered(intervals: Iterable[Interval]) -> float:

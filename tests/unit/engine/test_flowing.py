@@ -267,6 +267,18 @@ def test_a_validation_between_two_steps_changes_neither_ages_nor_admissions(
     assert set(aheads) == {0}, "what arrives meanwhile is no newer than it says"
 
 
+def test_sessions_that_fail_during_a_validation_are_counted_in_the_next_step(tmp_path: Path) -> None:
+    accuracy = {"use": "evaluate.accuracy", "dataset": "val", "every": 1, "samples": 2, "temperature": 0}
+    made = document(COLOCATED, tmp_path, reward={"use": "reward.exact_match"}, accuracy=accuracy, script={"fail": 0.3})
+    made["data"]["val"] = {"type": "arithmetic", "size": 20, "seed": 1}
+    result = run(made)
+    found = events(result)
+    last = max(place for place, event in enumerate(found) if event["node"] == "sync")
+    lost = [row for event in found[:last] for failure in event["failures"] for row in failure["rows"]]
+    lost = [row for row in lost if not row.startswith("val:")]
+    assert len(lost) == sum(step["rows/failed"] for step in result.metrics if "rows/failed" in step) > 4
+
+
 @pytest.mark.parametrize("schedule", [COLOCATED, {**ASYNC, "updates_per_sync": 2}, {**ASYNC, "max_staleness": 2}])
 def test_a_run_that_goes_on_trains_the_same_prompts_each_once_and_no_older(
     schedule: dict[str, Any], tmp_path: Path
