@@ -81,7 +81,8 @@ class Loop:
 
     def begin(self, step: int) -> None:
         """A step begins, with the weights of the last sync."""
-        self.tally.begin(step, max(self.synced.values(), default=0))
+        nodes = self.plan.graph.nodes.values()
+        self.tally.begin(step, {node.name: self.synced[node.model] for node in nodes if node.model in self.synced})
         self.dispatcher.failed_attempts = {}
         self.updated = not self.trains
         self.dispatcher.occupancy.begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from flowrl.engine.call import Receipt
@@ -17,17 +17,19 @@ Interval = tuple[float, float]
 class Tally:
     """Collects receipts of a step."""
 
-    def __init__(self, step: int = 0, version: int = 0) -> None:
-        self.begin(step, version)
+    def __init__(self, step: int = 0, versions: Mapping[str, int] | None = None) -> None:
+        self.begin(step, versions or {})
         self._metrics: dict[str, list[Sequence[Metric]]] = {}
         self._intervals: dict[str, list[Interval]] = {}
         self._num_rows = Counter[str]()
         self.failures: dict[str, list[Failure]] = {}
         """By node, what went wrong in this step."""
 
-    def begin(self, step: int, version: int) -> None:
-        """The step begins now, with this version of the weights; what has arrived before counts, but for its time."""
-        self.step, self._version = step, version
+    def begin(self, step: int, versions: Mapping[str, int]) -> None:
+        """The step begins now, with these versions of the weights, by node; what has arrived before counts, but for its
+        time.
+        """
+        self.step, self._versions = step, versions
         self._start = now()
 
     def report(self, receipts: Iterable[Receipt]) -> None:
@@ -82,13 +84,21 @@ class Tally:
         measured = self._times(front, unended) | {"rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
             measured["throughput/tokens_per_s"] = values["rollout/tokens"] / measured["time/step"]
-        for who in ("rollout", "actor"):  # what was trained tells more, where the update reads it
-            if f"{who}/policy_version/min" in values:
-                measured["staleness/mean"] = self._version - values[f"{who}/policy_version/mean"]
-                measured["staleness/max"] = self._version - values[f"{who}/policy_version/min"]
+        measured |= self._staleness("actor") or self._staleness("rollout")
         if taken := sorted(values.keys() & {*measured, "step"}):
             raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
         return values | measured
+
+    def _staleness(self, who: str) -> dict[str, float]:
+        """How far tokens lag behind the weights that their model had when the step began; nothing if nobody says."""
+        lags: list[list[Metric]] = []
+        for node, groups in self._metrics.items():
+            version, parts = self._versions.get(node, 0), merge(groups)
+            if oldest := parts.get(f"{who}/policy_version/min"):
+                made = parts[f"{who}/policy_version/mean"]
+                mean = Metric("staleness/mean", version * made.weight - made.total, made.weight, "mean")
+                lags.append([mean, Metric("staleness/max", version - oldest.total, 1, "max")])
+        return {name: part.value for name, part in merge(lags).items()}
 
     def _times(self, front: Collection[str], unended: Iterable[tuple[str, float]]) -> dict[str, float]:
         """Where the time went; what began before the step counts from its start on."""

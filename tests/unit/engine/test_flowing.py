@@ -234,6 +234,8 @@ def test_of_two_models_each_may_be_synced_when_the_other_is_not(schedule: dict[s
     assert len(found.metrics) == 9
     made_with = [event["version"] for event in events(found) if event["node"] == "sync_2"]
     assert made_with == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    bound = schedule.get("max_staleness", 0)
+    assert max(step["staleness/max"] for step in found.metrics) <= bound, "behind their own model"
 
 
 @pytest.mark.parametrize("schedule", [{**ASYNC, "max_staleness": 0}, ASYNC])
