@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,12 @@ from flowrl.engine.worker import Worker
 
 _ray: Any = ray
 """Ray without its type hints, which cover only a part of what it takes."""
+
+
+def _items(items: Iterable[Any]) -> Iterator[Any]:
+    """Not `yield from`: Ray sends into the generator, which what holds the items need not take."""
+    for item in items:  # noqa: UP028
+        yield item
 
 
 class RayWorker:
@@ -50,13 +56,11 @@ class RayWorker:
     def stream(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:
         """For each block its outputs, then its receipt."""
         for receipt, outputs in self.worker.blocks(call, parts):
-            # Not `yield from`: Ray sends into the generator, which a list does not take.
-            for item in [*outputs, *[None] * (num_outputs - len(outputs)), receipt]:  # noqa: UP028
-                yield item
+            yield from _items([*outputs, *[None] * (num_outputs - len(outputs)), receipt])
 
     def send(self, node: str, receivers: Sequence[Any]) -> Iterator[Any]:
         """Weights of a sync node, part by part."""
-        yield from self.worker.send(node, receivers)
+        yield from _items(self.worker.send(node, receivers))
 
     @ray.method(concurrency_group="serve")
     def serve(self, call: Call, num_outputs: int, *parts: Batch) -> Iterator[Any]:

@@ -162,21 +162,18 @@ class Dispatcher:
         limit = None if node.scores_rows else node.spec.timeout  # rows that are scored alone have it each
         spared = node.weights == "generates" and node.on_error in ("drop", "retry")
 
-        async def occupied() -> None:
-            with self.occupancy.running(workers):
-                await work
-
         async def guarded() -> None:
-            call = asyncio.ensure_future(occupied())
+            call = asyncio.ensure_future(work)
             try:
                 ended = await self.ends_within(call, limit)
+                late = [uid for uid in uids if uid in progress.running(node.name)]
                 if not ended and spared:
                     self.arrivals.put_nowait(Late(node, workers[0], uids, progress))
                     await self.cluster.abort(workers[0], node.name, uids)
                     ended = await self.ends_within(call, ABORT_SECONDS)
                 if not ended:
                     names = ", ".join(dict.fromkeys(workers))
-                    raise RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=names)
+                    raise RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=names, rows=late)
                 await call
             finally:
                 call.cancel()
@@ -221,15 +218,17 @@ class Dispatcher:
     async def run(self, worker: str, call: Call, refs: Sequence[Any], load: int, progress: Progress) -> None:
         """One call of a node on one worker; its blocks arrive one by one."""
         num_outputs = len(self.plan.outputs[call.node]) + bool(call.samples)
-        async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
-            self.occupancy.add(worker, receipt.start, receipt.end)
-            if receipt.last:
-                self.load[worker] -= load
-            if call.serves:
-                self.serving[worker] -= len(receipt.settled)
-            elif self.serves and receipt.last and not self.paused and worker in self.rollout_workers:
-                await self.cluster.resume(worker)  # a model has computed where an engine was
-            self.arrivals.put_nowait(Arrival(call.node, receipt, returned, progress))
+        with self.occupancy.running(call.node, [worker]) as ended:
+            async for receipt, returned in self.cluster.call(worker, call, refs, num_outputs):
+                self.occupancy.add(worker, receipt.start, receipt.end)
+                if receipt.last:
+                    ended()
+                    self.load[worker] -= load
+                if call.serves:
+                    self.serving[worker] -= len(receipt.settled)
+                elif self.serves and receipt.last and not self.paused and worker in self.rollout_workers:
+                    await self.cluster.resume(worker)  # a model has computed where an engine was
+                self.arrivals.put_nowait(Arrival(call.node, receipt, returned, progress))
 
     async def sync(self, node: BoundNode, task: Task, workers: Sequence[str], progress: Progress) -> None:
         """Send the trained weights, if they have changed, to every engine of the model, as the next version."""

@@ -36,6 +36,7 @@ class Front:
         # No more than a batch at a time, so that what is reported can be told apart by the step that trains it.
         most = plan.groups_per_batch if schedule.serves else None
         self.progress = Progress(plan.graph.restricted(plan.front), 0, canonical=canonical, most=most)
+        self.rollouts = [name for name in plan.front if plan.graph.nodes[name].weights == "generates"]
         self.rows: dict[str, stream.Prompt] = {}
         """The prompts in flight, by uid."""
         self.later: list[stream.Prompt] = []
@@ -49,6 +50,8 @@ class Front:
         """Of groups given up for their age in this step, by the length of their longest response."""
         self.told = Counter[Reason]()
         """What was given up until the end of the last step."""
+        self.num_late = 0
+        """Groups that had no end within a timeout in this step."""
 
     def begin(self, step: int) -> None:
         """A step begins; which prompts it admits first is what people may look at."""
@@ -144,7 +147,8 @@ class Front:
                 group.num_sessions += num_sessions[uid]
                 group.oldest = min((v for v in (group.oldest, version) if v is not None), default=None)
                 group.longest = max(group.longest or 0, receipt.longest.get(uid, 0))
-                if not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
+                ended = all(uid in self.progress.settled(rollout) for rollout in self.rollouts)
+                if ended and not group.num_sessions and (self.schedule.serves or self.plan.gate is not None):
                     self.give_up(uid, "failed")
 
     def kept(self, arrival: Arrival, field: str) -> set[str]:
@@ -174,7 +178,9 @@ class Front:
         """
         running = news.progress.running(news.node.name)
         late = [uid for uid in news.uids if uid in running]
-        replaced = self.schedule.serves and news.progress is self.progress
+        in_training = news.progress is self.progress
+        self.num_late += len(late) if in_training else 0
+        replaced = self.schedule.serves and in_training
         for uid in late if replaced else ():
             self.give_up(uid, "late")
         fate = "are replaced" if replaced else "end with what they have"
@@ -195,19 +201,25 @@ class Front:
             self.give_up(uid, "surplus")
         self.leave(self.flow.trained())
         before, self.told = self.told, Counter(self.flow.given_up)
+        num_late, self.num_late = self.num_late, 0
+        limited = any(self.plan.graph.nodes[rollout].spec.timeout for rollout in self.rollouts)
+        late = {"rollout/late": float(num_late)} if limited else {}
         if not self.schedule.serves and self.plan.gate is None:
-            return {}
+            return late
         lost = {f"rollout/given_up/{reason}": float(self.told[reason] - before[reason]) for reason in get_args(Reason)}
         lengths, self.lengths = self.lengths, Counter()
         lost |= {f"rollout/given_up/stale/{name}": float(num) for name, num in lengths.items()}
-        return lost | {"rollout/in_flight": float(len(self.flow.groups))}
+        return late | lost | {"rollout/in_flight": float(len(self.flow.groups))}
 
     def state(self) -> dict[str, Any]:
         """The place in the data and the prompts in flight, for a checkpoint."""
         groups = [
-            {"prompt": self.rows[g.uid], "version": g.version, "oldest": g.oldest, "settled": g.settled}
+            {
+                "prompt": self.rows[g.uid], "version": g.version, "oldest": g.oldest, "longest": g.longest,
+                "settled": g.settled,
+            }
             for g in self.flow.groups.values()
-        ]
+        ]  # fmt: skip
         later = [*self.again, *self.later]
         flow = {"front": sorted(self.plan.front), "groups": groups, "later": later}
         return {**self.prompts.state(), "flow": flow} if groups or later else self.prompts.state()
@@ -243,6 +255,7 @@ class Front:
                     self.progress.submit(name, [uid])
                     self.progress.settle(name, [uid])
                 self.flow.settle(uid, group["oldest"])
+                self.flow.groups[uid].longest = group["longest"]
                 ready.append(uid)
         columns, receipts = in_flight
         for batch in (take_groups(columns_of, ready) for columns_of in columns if ready):

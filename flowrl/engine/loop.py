@@ -62,7 +62,7 @@ class Loop:
         """Steps that have synced anything, by which age is counted; and the versions of each model after these."""
         self.unrecorded: list[Event | tuple[int, int, dict[str, float]]] = []
         self.ranks_left: dict[tuple[str, tuple[str, ...]], int] = {}
-        self.tally = self.measured = Tally(0)
+        self.tally = self.measured = Tally()
         """What was measured in this step, and in the validation that is going on."""
 
     async def train(self) -> None:
@@ -81,7 +81,8 @@ class Loop:
 
     def begin(self, step: int) -> None:
         """A step begins, with the weights of the last sync."""
-        self.tally = Tally(step, max(self.synced.values(), default=0))
+        nodes = self.plan.graph.nodes.values()
+        self.tally.begin(step, {node.name: self.synced[node.model] for node in nodes if node.model in self.synced})
         self.dispatcher.failed_attempts = {}
         self.updated = not self.trains
         self.dispatcher.occupancy.begin()
@@ -119,7 +120,8 @@ class Loop:
         self.version, self.synced = self.newest, dict(self.dispatcher.versions)
         metrics = self.front.end() | self.dispatcher.occupancy.idle()
         self.tally.report(self.front.reported())
-        metrics |= self.tally.metrics(self.plan.front)
+        metrics |= self.tally.metrics(self.plan.front, self.dispatcher.occupancy.unended)
+        self.tally = Tally()  # of the next step, with what arrives during a validation
         metrics |= await validate(self, step)
         self.unrecorded.append((step, self.plan.document.run.steps, metrics))
         if self.saver is not None and self.saver.is_due(step, self.updated):

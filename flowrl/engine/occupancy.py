@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from flowrl.engine.clock import now
 from flowrl.engine.tally import Interval, covered
@@ -14,7 +15,7 @@ class Occupancy:
 
     def __init__(self, workers: Mapping[str, Sequence[str]]) -> None:
         """`workers` are their names by pool."""
-        self._workers, self._running = workers, dict[object, tuple[Sequence[str], float]]()
+        self._workers, self._running = workers, dict[object, tuple[str, Sequence[str], float]]()
         self.begin()
 
     def begin(self) -> None:
@@ -27,19 +28,25 @@ class Occupancy:
         self._spans.setdefault(worker, []).append((max(start, self._start), end))
 
     @contextmanager
-    def running(self, workers: Sequence[str]) -> Iterator[None]:
-        """A call of these has not ended."""
+    def running(self, node: str, workers: Sequence[str]) -> Iterator[Callable[[], object]]:
+        """A call of these has not ended, until the block is left or what it is given is called."""
         call = object()
-        self._running[call] = workers, now()
+        self._running[call] = node, workers, now()
+        ended = partial(self._running.pop, call, None)
         try:
-            yield
+            yield ended
         finally:
-            del self._running[call]
+            ended()
+
+    @property
+    def unended(self) -> list[tuple[str, float]]:
+        """Node and beginning of each call that has not ended."""
+        return [(node, since) for node, _, since in self._running.values()]
 
     def idle(self) -> dict[str, float]:
         """`idle/POOL`: the share of the time of a pool's workers in which they had nothing to do."""
         spans, end = {worker: [*found] for worker, found in self._spans.items()}, now()
-        for workers, since in self._running.values():
+        for _, workers, since in self._running.values():
             for worker in workers:
                 spans.setdefault(worker, []).append((max(since, self._start), end))
         wall = max(end - self._start, 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from flowrl.engine.call import Receipt
@@ -17,15 +17,20 @@ Interval = tuple[float, float]
 class Tally:
     """Collects receipts of a step."""
 
-    def __init__(self, step: int, version: int = 0) -> None:
-        """`version` is that of the weights at the start of the step."""
-        self.step, self._version = step, version
-        self._start = now()
+    def __init__(self, step: int = 0, versions: Mapping[str, int] | None = None) -> None:
+        self.begin(step, versions or {})
         self._metrics: dict[str, list[Sequence[Metric]]] = {}
         self._intervals: dict[str, list[Interval]] = {}
         self._num_rows = Counter[str]()
         self.failures: dict[str, list[Failure]] = {}
         """By node, what went wrong in this step."""
+
+    def begin(self, step: int, versions: Mapping[str, int]) -> None:
+        """The step begins now, with these versions of the weights, by node; what has arrived before counts, but for its
+        time.
+        """
+        self.step, self._versions = step, versions
+        self._start = now()
 
     def report(self, receipts: Iterable[Receipt]) -> None:
         """What these blocks report is of this step."""
@@ -66,30 +71,46 @@ class Tally:
             raise RunError(f"{share}, the first with {first.error}", node=receipt.node, worker=receipt.worker,
                            rows=first.rows, details=first.traceback)  # fmt: skip
 
-    def metrics(self, front: Collection[str] = ()) -> dict[str, float]:
-        """All metrics of the step; call it when the step has ended.
+    def metrics(self, front: Collection[str] = (), unended: Iterable[tuple[str, float]] = ()) -> dict[str, float]:
+        """All metrics of the step; call it when the step has ended, with node and beginning of calls that have not.
 
         `time/step` is wall time, `time/<node>` the time in which the node was running anywhere, `time/engine` the
         part of the step in which no node was running at all, and `time/wait_for_samples` that in which none was
         running that is not of the `front`. Seconds. Raises `RunError` for a node that reports a
         metric of one of these names.
         """
-        wall, num_failed = now() - self._start, sum(map(self.num_failed, self.failures))
+        num_failed = sum(map(self.num_failed, self.failures))
         values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
-        busy = covered(span for spans in self._intervals.values() for span in spans)
-        behind = covered(span for node, spans in self._intervals.items() if node not in front for span in spans)
-        measured = {f"time/{node}": covered(spans) for node, spans in self._intervals.items()}
-        measured |= {"time/step": wall, "time/engine": max(0.0, wall - busy), "rows/failed": float(num_failed)}
-        measured["time/wait_for_samples"] = max(0.0, wall - behind)
+        measured = self._times(front, unended) | {"rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
-            measured["throughput/tokens_per_s"] = values["rollout/tokens"] / wall
-        for who in ("rollout", "actor"):  # what was trained tells more, where the update reads it
-            if f"{who}/policy_version/min" in values:
-                measured["staleness/mean"] = self._version - values[f"{who}/policy_version/mean"]
-                measured["staleness/max"] = self._version - values[f"{who}/policy_version/min"]
+            measured["throughput/tokens_per_s"] = values["rollout/tokens"] / measured["time/step"]
+        measured |= self._staleness("actor") or self._staleness("rollout")
         if taken := sorted(values.keys() & {*measured, "step"}):
             raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
         return values | measured
+
+    def _staleness(self, who: str) -> dict[str, float]:
+        """How far tokens lag behind the weights that their model had when the step began; nothing if nobody says."""
+        lags: list[list[Metric]] = []
+        for node, groups in self._metrics.items():
+            version, parts = self._versions.get(node, 0), merge(groups)
+            if oldest := parts.get(f"{who}/policy_version/min"):
+                made = parts[f"{who}/policy_version/mean"]
+                mean = Metric("staleness/mean", version * made.weight - made.total, made.weight, "mean")
+                lags.append([mean, Metric("staleness/max", version - oldest.total, 1, "max")])
+        return {name: part.value for name, part in merge(lags).items()}
+
+    def _times(self, front: Collection[str], unended: Iterable[tuple[str, float]]) -> dict[str, float]:
+        """Where the time went; what began before the step counts from its start on."""
+        end, ran = now(), {node: [*spans] for node, spans in self._intervals.items()}
+        for node, since in unended:
+            ran.setdefault(node, []).append((since, end))
+        ran = {node: [(max(start, self._start), stop) for start, stop in spans] for node, spans in ran.items()}
+        wall, busy = end - self._start, covered(chain.from_iterable(ran.values()))
+        behind = covered(chain.from_iterable(spans for node, spans in ran.items() if node not in front))
+        times = {f"time/{node}": covered(spans) for node, spans in ran.items()}
+        times |= {"time/step": wall, "time/engine": max(0.0, wall - busy)}
+        return times | {"time/wait_for_samples": max(0.0, wall - behind)}
 
 
 def covered(intervals: Iterable[Interval]) -> float:

@@ -94,6 +94,16 @@ def keys_without_effect(subject: Subject) -> Iterator[Problem]:
     elif "warmup_batches" in given and schedule.warmup_batches > schedule.max_staleness:
         yield unused("warmup_batches", f"at most max_staleness ({schedule.max_staleness}) batches are started ahead, "
                      f"not {schedule.warmup_batches}", f"warmup_batches: {schedule.max_staleness}")  # fmt: skip
+    if "max_restarts" in given and not _gives_up(subject) and (schedule.stale == "wait" or not schedule.max_staleness):
+        yield unused("max_restarts", "no prompt is given up: none is ever too old, and no rollout has a timeout",
+                     "remove `max_restarts:`, or give the rollout a `timeout:`")  # fmt: skip
+
+
+def _gives_up(subject: Subject) -> bool:
+    """Whether a rollout may have no end within its time, as far as can be told."""
+    broken = any(subject.reading.is_broken(("nodes", node.name, "timeout")) for node in subject.nodes)
+    limited = (node for node in subject.nodes if node.weights == "generates" and node.spec.timeout is not None)
+    return broken or bool(subject.bound.unresolved) or any(node.on_error in ("drop", "retry") for node in limited)
 
 
 def capacity(subject: Subject) -> Iterator[Problem]:

@@ -15,13 +15,15 @@ from pydantic import PrivateAttr
 import flowrl
 from flowrl import Gate, Node, Prompt, Sample, Token
 from flowrl.data.stream import PromptStream
-from flowrl.engine.dispatch import Late
+from flowrl.engine.call import Receipt
+from flowrl.engine.dispatch import Arrival, Late
 from flowrl.engine.front import Front
 from flowrl.engine.loop import Loop
 from flowrl.engine.store import Store
 from flowrl.engine.validation import validate
 from flowrl.errors import RunError
 from flowrl.nodes.rollout.generate import Generate
+from flowrl.rows import Rows
 from flowrl.schedule.base import Progress
 from flowrl.schedule.policy import schedule_of
 
@@ -101,6 +103,15 @@ def trained(result: flowrl.Result) -> list[list[str]]:
     return [sorted({row.split("_")[0] for row in event["rows"]}) for event in events(result) if event["node"] == "old"]
 
 
+def idle_front(schedule: dict[str, Any], folder: Path, **nodes: Any) -> Front:
+    """The front of a run in which nothing is generated."""
+    plan = flowrl.Pipeline(document(schedule, folder, **nodes)).plan()
+    cluster = SimpleNamespace(put=lambda batch: batch)
+    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
+    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
+    return Front(plan, schedule_of(plan), PromptStream(plan.document.data["train"].load(), 0), dispatcher)
+
+
 def made_by_rollout() -> list[str]:
     """Fields that `rollout.generate` writes."""
     return list(Generate.output_ports)
@@ -174,6 +185,21 @@ def test_a_group_without_trajectories_is_replaced_and_counted(schedule: dict[str
     assert sum(step["rollout/given_up/failed"] for step in result.metrics) > 0
 
 
+def test_of_two_rollouts_either_may_leave_a_group_without_trajectories(tmp_path: Path) -> None:
+    rollout = document(ASYNC, tmp_path)["nodes"]["rollout"]
+    front = idle_front(ASYNC, tmp_path, greedy={**rollout, "use": "rollout.greedy"})
+    front.begin(1)
+    front.admit(0)
+    kept, lost = uids = front.progress.uids[:2]
+    for node, rows in (("greedy", Rows(uids)), ("rollout", Rows(uids, [0], [0]))):
+        front.progress.submit(node, uids)
+        receipt = Receipt(node, 1, 1, "generate/0", rows, uids, 0.0, 0.0, 0, 0)
+        front.collect(Arrival(node, receipt, (), front.progress))
+    assert kept in front.flow.groups, "whichever ends first"
+    assert lost not in front.flow.groups
+    assert front.flow.given_up == {"failed": 1}
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
 def test_when_every_session_fails_the_run_ends_instead_of_trying_for_ever(
     schedule: dict[str, Any], tmp_path: Path
@@ -208,6 +234,8 @@ def test_of_two_models_each_may_be_synced_when_the_other_is_not(schedule: dict[s
     assert len(found.metrics) == 9
     made_with = [event["version"] for event in events(found) if event["node"] == "sync_2"]
     assert made_with == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    bound = schedule.get("max_staleness", 0)
+    assert max(step["staleness/max"] for step in found.metrics) <= bound, "behind their own model"
 
 
 @pytest.mark.parametrize("schedule", [{**ASYNC, "max_staleness": 0}, ASYNC])
@@ -239,6 +267,18 @@ def test_a_validation_between_two_steps_changes_neither_ages_nor_admissions(
         admitted.clear()
     assert found[0] == found[1]
     assert set(aheads) == {0}, "what arrives meanwhile is no newer than it says"
+
+
+def test_sessions_that_fail_during_a_validation_are_counted_in_the_next_step(tmp_path: Path) -> None:
+    accuracy = {"use": "evaluate.accuracy", "dataset": "val", "every": 1, "samples": 2, "temperature": 0}
+    made = document(COLOCATED, tmp_path, reward={"use": "reward.exact_match"}, accuracy=accuracy, script={"fail": 0.3})
+    made["data"]["val"] = {"type": "arithmetic", "size": 20, "seed": 1}
+    result = run(made)
+    found = events(result)
+    last = max(place for place, event in enumerate(found) if event["node"] == "sync")
+    lost = [row for event in found[:last] for failure in event["failures"] for row in failure["rows"]]
+    lost = [row for row in lost if not row.startswith("val:")]
+    assert len(lost) == sum(step["rows/failed"] for step in result.metrics if "rows/failed" in step) > 4
 
 
 @pytest.mark.parametrize("schedule", [COLOCATED, {**ASYNC, "updates_per_sync": 2}, {**ASYNC, "max_staleness": 2}])
@@ -283,12 +323,9 @@ def test_a_run_that_goes_on_under_another_schedule_keeps_to_its_bounds(
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule["mode"])
 def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path: Path) -> None:
-    plan = flowrl.Pipeline(document(schedule, tmp_path)).plan()
-    prompts, node = PromptStream(plan.document.data["train"].load(), 0), plan.graph.nodes["rollout"]
-    cluster = SimpleNamespace(put=lambda batch: batch)
-    sampler = SimpleNamespace(begin=lambda step, batch: None, leave=lambda uids: None)
-    dispatcher: Any = SimpleNamespace(cluster=cluster, store=Store(), sampler=sampler)
-    front = Front(plan, schedule_of(plan), prompts, dispatcher)
+    rollout = document(schedule, tmp_path)["nodes"]["rollout"]
+    front = idle_front(schedule, tmp_path, rollout={**rollout, "timeout": 1})
+    plan, node = front.plan, front.plan.graph.nodes["rollout"]
     front.begin(1)
     front.admit(0)
     ended, slow, *_ = uids = front.progress.uids
@@ -303,3 +340,17 @@ def test_only_what_is_still_generated_is_late(schedule: dict[str, Any], tmp_path
     told = front.late(Late(node, "generate/0", ("val:u1",), validation))
     assert told == "val:u1 end with what they have"
     assert front.late(Late(node, "generate/0", (ended,), front.progress)) == ""
+    assert [front.end()["rollout/late"] for _ in range(2)] == [1, 0], "counted in its step, validation left out"
+
+
+def test_a_group_of_a_run_that_goes_on_is_given_up_under_its_length(tmp_path: Path) -> None:
+    before, after = idle_front(ASYNC, tmp_path), idle_front(ASYNC, tmp_path)
+    before.admit(0)
+    group = next(iter(before.flow.groups.values()))
+    before.flow.settle(group.uid, 0)
+    group.longest = 3
+    state = before.state()
+    after.prompts.load_state(state)
+    after.restore(state, ((), ()), 1)
+    after.give_up(group.uid, "stale")
+    assert after.lengths == {"up_to_4": 1}

@@ -36,7 +36,7 @@ def test_a_call_that_goes_on_counts_in_every_step_for_its_part(clock: Clock) -> 
     found = Occupancy({"generate": ["generate/0"]})
     with ExitStack() as calls:
         clock.now += 1
-        calls.enter_context(found.running(["generate/0"]))
+        calls.enter_context(found.running("rollout", ["generate/0"]))
         clock.now += 3
         assert found.idle() == {"idle/generate": 0.25}
         found.begin()
@@ -45,6 +45,16 @@ def test_a_call_that_goes_on_counts_in_every_step_for_its_part(clock: Clock) -> 
     found.add("generate/0", 101, 106)
     clock.now += 2
     assert found.idle() == {"idle/generate": 0.5}
+
+
+def test_a_call_has_ended_when_its_last_block_is_there_whatever_it_still_waits_for(clock: Clock) -> None:
+    found = Occupancy({"cpu": ["cpu/0"]})
+    with found.running("reward", ["cpu/0"]) as ended:
+        assert found.unended == [("reward", 100.0)]
+        ended()
+        clock.now += 1
+        assert not found.unended
+        assert found.idle() == {"idle/cpu": 1.0}
 
 
 def test_nothing_divides_by_zero(clock: Clock) -> None:

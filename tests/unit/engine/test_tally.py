@@ -51,6 +51,16 @@ def test_a_node_that_overlaps_itself_is_not_counted_twice(tally: Tally) -> None:
     assert tally.metrics()["time/a"] == 6.0
 
 
+def test_of_what_began_before_the_step_or_goes_on_after_it_the_part_in_it_counts(tally: Tally) -> None:
+    tally.add(receipt("rollout", -8, 3))
+    tally.add(receipt("reward", -2, -1))
+    metrics = tally.metrics(unended=[("rollout", START + 9), ("judge", START + 8)])
+    assert {name: metrics[f"time/{name}"] for name in ("rollout", "reward", "judge")} == {
+        "rollout": 4.0, "reward": 0.0, "judge": 2.0,
+    }  # fmt: skip
+    assert metrics["time/engine"] == 10.0 - 3.0 - 2.0
+
+
 def test_metrics_of_all_receipts_are_merged_by_their_reduction(tally: Tally) -> None:
     tally.add(
         receipt("a", 0, 1, metrics=(Metric("reward/mean", 3.0, 4, "mean"), Metric("rollout/tokens", 30, 1, "sum")))
@@ -69,7 +79,7 @@ def test_failed_rows_are_counted_and_a_failure_without_rows_is_one(tally: Tally)
 
 
 def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
-    tally = Tally(3, version=9)
+    tally = Tally(3, {"a": 9})
     versions = (
         Metric("rollout/policy_version/mean", 34.0, 4, "mean"),
         Metric("rollout/policy_version/min", 7, 1, "min"),
@@ -81,12 +91,21 @@ def test_staleness_is_how_far_what_generated_lags_behind_the_step() -> None:
 
 
 def test_staleness_is_that_of_the_trained_tokens_where_the_update_reads_their_versions() -> None:
-    tally = Tally(3, version=9)
+    tally = Tally(3, {"actor": 9, "rollout": 9})
     for node, total, weight, oldest in (("actor", 15.0, 2, 7), ("rollout", 36.0, 4, 9)):
         mean = Metric(f"{node}/policy_version/mean", total, weight, "mean")
         tally.add(receipt(node, 0, 1, metrics=(mean, Metric(f"{node}/policy_version/min", oldest, 1, "min"))))
     metrics = tally.metrics()
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 2)
+
+
+def test_each_model_has_a_version_of_its_own_for_its_tokens_to_lag_behind() -> None:
+    tally = Tally(12, {"update": 11, "update_late": 2})
+    for node, total, oldest in (("update", 31.0, 10), ("update_late", 6.0, 2)):
+        mean = Metric("actor/policy_version/mean", total, 3, "mean")
+        tally.add(receipt(node, 0, 1, metrics=(mean, Metric("actor/policy_version/min", oldest, 1, "min"))))
+    metrics = tally.metrics()
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (2 / 6, 1)
 
 
 @pytest.mark.parametrize("name", ["time/step", "time/a", "step", "rows/failed", "throughput/tokens_per_s"])

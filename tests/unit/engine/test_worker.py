@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from stub_nodes import stub
 
 from flowrl.batch import Batch, Prompt, Sample, Token
+from flowrl.engine.actor import RayWorker
 from flowrl.engine.call import Call, NodeSetup, Receipt, WorkerSetup
 from flowrl.engine.worker import Worker
 from flowrl.evaluation import Asked
@@ -199,6 +201,12 @@ def test_a_sync_node_sends_and_receives() -> None:
     worker = worker_of(stub("s", "Sync", model="policy"))
     for part in worker.send("s", [worker.receiver("s")]):
         worker.receive("s", part, 1)
+
+
+def test_ray_may_send_into_the_parts_of_a_sync_whatever_they_come_from() -> None:
+    actor: Any = SimpleNamespace(worker=SimpleNamespace(send=lambda node, receivers: iter((1, 2))))
+    parts: Any = RayWorker.send(actor, "sync", [])
+    assert [next(parts), parts.send(True)] == [1, 2]
 
 
 def test_a_metric_with_two_reductions_is_a_failure_of_its_node() -> None:
