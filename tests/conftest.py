@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# Who starts tests in the background may ignore Ctrl-C, and so would every run that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("flowrl", deadline=None, derandomize=True)
 settings.load_profile("flowrl")
 
