@@ -156,8 +156,34 @@ def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
         sync_seconds=syncs,
         call_seconds=median(engine) / len(plan.graph.levels) if engine else guess.call_seconds,
         kept=_kept(log, plan, kept) if kept and plan.gate is not None else guess.kept,
-        notes=(f"{', '.join(missing)}: not in that run, so estimated",) if missing else (),
+        notes=tuple(_notes(log, plan, missing)),
     )
+
+
+def _notes(log: Log, plan: Plan, missing: Sequence[str]) -> Iterator[str]:
+    if missing:
+        yield f"{', '.join(missing)}: not in that run, so estimated"
+    if other := list(_otherwise(log.document, plan)):
+        yield f"measured with other settings, which may cost something else: {', '.join(other)}"
+
+
+def _otherwise(then: Document, plan: Plan) -> Iterator[str]:
+    """What costs of groups depend on and was not the same: settings of nodes, their models, the size of a group."""
+    if then.batch.group != plan.document.batch.group:
+        yield f"batch.group ({then.batch.group})"
+    for name, spec in then.models.items():
+        mine = plan.document.models.get(name)
+        if mine is not None and Path(spec.path).name != Path(mine.path).name:
+            yield f"models.{name}.path ({spec.path})"
+    for name, node in plan.graph.nodes.items():
+        if name in then.nodes and node.node is not None:
+            settings, old = node.node.model_dump(mode="json"), then.nodes[name].params
+            yield from (f"{name}.{key}" for key in settings if key in old and _given(old[key]) != _given(settings[key]))
+
+
+def _given(value: Any) -> Any:
+    """A setting without what is null in it, which a document leaves out."""
+    return {key: _given(one) for key, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 def _kept(log: Log, plan: Plan, kept: Sequence[float]) -> float:

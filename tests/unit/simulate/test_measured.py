@@ -17,6 +17,7 @@ from flowrl.cli import app
 from flowrl.simulate.costs import Observed
 from flowrl.simulate.estimate import estimate
 from flowrl.simulate.measured import BadRun, Log, measured, read_log
+from flowrl.spec.read import read_document
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 GROUPS, SESSIONS = 4, 2
@@ -47,6 +48,16 @@ def document(tmp_path: Path | None = None, **schedule: Any) -> dict[str, Any]:
 
 
 PLAN = flowrl.Pipeline(document()).plan()
+RESOLVED = PLAN.document.model_copy(
+    update={
+        "nodes": {
+            name: spec.model_copy(update=node.model_dump(mode="json"))
+            for name, spec in PLAN.document.nodes.items()
+            if (node := PLAN.graph.nodes[name].node) is not None
+        }
+    }
+)
+"""As the folder of a run has it."""
 
 
 def event(node: str, step: int, start: float, end: float, groups: Sequence[str], worker: str = "train/0") -> Any:
@@ -56,7 +67,7 @@ def event(node: str, step: int, start: float, end: float, groups: Sequence[str],
 
 def log(events: Sequence[Any], **metrics: float) -> Log:
     steps = sorted({each["step"] for each in events})
-    return Log(PLAN.document, events, {step: {"step": step, **metrics} for step in steps})
+    return Log(RESOLVED, events, {step: {"step": step, **metrics} for step in steps})
 
 
 def rollout_events(step: int, ends: Sequence[float], start: float = 10.0) -> list[Any]:
@@ -107,7 +118,7 @@ def test_an_engine_of_known_speed_is_recognised(step_ms: float, sequence_ms: flo
             ends.append(time)
         events += rollout_events(step, ends, start=0.0)
         metrics[step] = {"rollout/tokens": SESSIONS * sum(groups), "rollout/response_length/max": max(groups)}
-    found = measured(Log(PLAN.document, events, metrics), PLAN, "r", estimate(PLAN, "cpu")).decoding["rollout"]
+    found = measured(Log(RESOLVED, events, metrics), PLAN, "r", estimate(PLAN, "cpu")).decoding["rollout"]
     assert isinstance(found.lengths, Observed)
     assert len(found.lengths.responses) == GROUPS * len(lengths)
     predicted = [
@@ -234,3 +245,19 @@ def test_rounds_of_a_gate_are_told_apart_by_its_decisions_and_not_by_pauses() ->
     lasted = [each.steps * decoding.step_seconds for each in decoding.lengths.responses[:6]]
     assert lasted == pytest.approx([0.3, 0.8, 1.3, 1.8, 0.5, 1.0])
     assert found.kept == pytest.approx(4 / 6)
+
+
+def test_costs_that_were_measured_with_other_settings_are_called_so(tmp_path: Path) -> None:
+    other = document()
+    other["batch"]["group"] = 16
+    other["nodes"]["rollout"]["max_tokens"] = 64
+    plan = flowrl.Pipeline(other).plan()
+    (tmp_path / "pipeline.yaml").write_text(flowrl.Pipeline(document()).resolved())
+    then = read_document(tmp_path / "pipeline.yaml").document
+    assert then is not None
+    events = [each for step in (1, 2) for each in rollout_events(step, [1.0] * GROUPS)]
+    run = Log(then, events, {step: {"step": step} for step in (1, 2)})
+    (lost, note) = measured(run, plan, "r", estimate(plan, "cpu")).notes
+    assert lost.endswith("not in that run, so estimated")
+    assert note == ("measured with other settings, which may cost something else: batch.group (2), rollout.max_tokens")
+    assert len(measured(run, PLAN, "r", estimate(PLAN, "cpu")).notes) == 1
