@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from flowrl.commands import FAILED, FINE, WRONG, checked, report, say
 from flowrl.engine.setup import accelerators_here
 from flowrl.errors import PipelineError, RunError, nearest
 from flowrl.graph.plan import Plan
+from flowrl.graph.show.text import WIDTH
 from flowrl.run_files import known_runs, named_run
 from flowrl.simulate.compare import STEPS, Comparison, compare
 from flowrl.simulate.costs import Costs
@@ -55,7 +57,8 @@ def compare_schedules(
     except RunError as error:
         say(f"the simulated run failed: {error}")
         return FAILED
-    print(json.dumps(as_data(found), indent=2) if style == "json" else as_text(found))
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)  # a chart that is broken says nothing
+    print(json.dumps(as_data(found), indent=2) if style == "json" else as_text(found, width))
     if output is not None and not _written(found, output):
         return WRONG
     return FINE

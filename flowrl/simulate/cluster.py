@@ -16,6 +16,7 @@ from flowrl.batch import Batch, Prompt
 from flowrl.engine.call import Call, Receipt, WorkerSetup
 from flowrl.engine.worker import block_is_full
 from flowrl.graph.bind import BoundNode
+from flowrl.graph.origins import origins_of
 from flowrl.graph.plan import Plan
 from flowrl.metrics import Metric
 from flowrl.rows import Rows
@@ -83,7 +84,8 @@ class SimulatedCluster:
         self.trained: list[Trained] = []
         self._versions = Counter[str]()
         self._groups: dict[str, dict[str, Served]] = defaultdict(dict)
-        """By model, what was generated with it."""
+        """By node that generates, what it has made."""
+        self._origins = origins_of(plan.graph)
         self._num_calls = 0
 
     def start(self, workers: Sequence[WorkerSetup]) -> None:
@@ -121,13 +123,18 @@ class SimulatedCluster:
         await asyncio.sleep(self.costs.group_seconds[node.name] * len(call.uids) / num_ranks)
         self.spans.append(Span(at.setup.name, node.name, call.step, start, _now()))
         if node.weights == "updates" and rank == 0:
-            self._train(node.model or "", call.uids)
+            self._train(node, call.uids)
         yield self._block(at, node, call, call.uids[rank::num_ranks], call.uids, start, last=True)
 
-    def _train(self, model: str, uids: Sequence[str]) -> None:
-        groups = self._groups[model]
-        for group in (groups.pop(uid) for uid in uids if uid in groups):
-            self.trained.append(Trained(_now(), self._versions[model] - group.version, group.response.tokens))
+    def _train(self, node: BoundNode, uids: Sequence[str]) -> None:
+        """What the rows of these groups are made of, where the model that is trained has made it itself."""
+        rollouts = [
+            name for name in self._origins.get(node.name, ()) if self.plan.graph.nodes[name].model == node.model
+        ]
+        for uid in uids:
+            if made := [self._groups[name].pop(uid) for name in rollouts if uid in self._groups[name]]:
+                staleness = self._versions[node.model or ""] - min(each.version for each in made)
+                self.trained.append(Trained(_now(), staleness, sum(each.response.tokens for each in made)))
 
     async def _generate(
         self, at: SimulatedWorker, node: BoundNode, call: Call
@@ -141,7 +148,7 @@ class SimulatedCluster:
         num_left = len(call.uids)
         for group in asyncio.as_completed(ended):
             done = await group
-            self._groups[node.model or ""][done.uid] = done
+            self._groups[node.name][done.uid] = done
             settled.append(done.uid)
             last = len(settled) == num_left
             if last or block_is_full(call, len(settled), _now() - start):
@@ -156,7 +163,7 @@ class SimulatedCluster:
         rows = Rows(uids, range(len(uids)), [0] * len(uids))
         fields, metrics, oldest = self.plan.outputs[node.name], list[Metric](), {}
         if node.weights == "generates":
-            made = self._groups[node.model or ""]
+            made = self._groups[node.name]
             metrics.append(Metric("rollout/tokens", sum(made[uid].response.tokens for uid in uids), 1, "sum"))
             oldest = {uid: made[uid].version for uid in uids} if "policy_version" in node.writes else {}
         receipt = Receipt(

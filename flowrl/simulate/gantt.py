@@ -13,6 +13,8 @@ STEPS = 3
 """Drawn, after the warm-up."""
 WORKERS = 4
 """Drawn of each pool; the others do the same."""
+FEWEST = 20
+"""Cells of a line, however long the names beside it are."""
 NOTHING, STEP_END = "·", "│"
 
 
@@ -71,7 +73,7 @@ def letters(plan: Plan) -> dict[str, str]:
 def as_text(drawn: Chart, names: Mapping[str, str], width: int) -> Iterator[str]:
     """A line for each worker; a cell has the letter of the node that took most of it, if the worker did most of it."""
     label = max(map(len, drawn.workers))
-    num_cells = width - label - 2
+    num_cells = max(width - label - 2, FEWEST)
     cell = drawn.seconds / num_cells
     ends = {min(int(end / cell), num_cells - 1) for end in drawn.step_ends[:-1]}
     for worker, bars in drawn.workers.items():

@@ -10,24 +10,27 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
 from flowrl.simulate.costs import Costs, Decoding, Observed, Response
 from flowrl.spec.document import Document, SyncSchedule
 from flowrl.spec.read import read_document
 
 TOKENS, LONGEST = "rollout/tokens", "rollout/response_length/max"
+ENGINE, KEPT = "time/engine", "groups/kept"
+_METRICS = {TOKENS, LONGEST, ENGINE, KEPT}
 BETTER = 0.8
 """A speed that depends on the number of sequences must leave at most so much of the error of one that does not."""
 EXACT = 1e-6
 """Squared error of a fit, as a share of the squares, that leaves nothing to explain."""
-ROUND_SECONDS = 0.01
-"""A call that begins so long after the end of another one's block is another round of a gate."""
 _EVENT: Mapping[str, Any] = {
     "node": str, "worker": str, "step": int, "rows": list, "failures": list, "start": int | float, "end": int | float,
 }  # fmt: skip
@@ -95,6 +98,8 @@ def _fault_of_event(found: Any) -> str:
     """What keeps a line of the event log from saying when a node ran; empty if nothing does."""
     if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in _EVENT.items()):
         return "is no event of a run"
+    if not all(isinstance(row, str) for row in found["rows"]) or not isfinite(found["start"] + found["end"]):
+        return "is no event of a run"
     if found["end"] < found["start"]:
         return f"says that {found['node']} ended before it began: the clock was set back; measure again"
     return ""
@@ -102,7 +107,13 @@ def _fault_of_event(found: Any) -> str:
 
 def _fault_of_metrics(found: Any) -> str:
     """What keeps a line from being the metrics of a step."""
-    return "" if isinstance(found, dict) and isinstance(found.get("step"), int) else "is not of a step"
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        return "is not of a step"
+    for name in _METRICS & found.keys():
+        value = found[name]
+        if value is not None and not (isinstance(value, int | float) and value >= 0):
+            return f"has no number for {name}"
+    return ""
 
 
 def _validates(event: Mapping[str, Any]) -> bool:
@@ -128,15 +139,15 @@ def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
         if not events:
             missing.append(node.name)
         elif node.weights == "generates":
-            decoding[node.name] = _decoding(log, events, decoding[node.name], gated=plan.gate is not None)
+            decoding[node.name] = _decoding(log, events, decoding[node.name], plan.gate)
         elif node.weights == "syncs":
             syncs[node.name] = median(event["end"] - event["start"] for event in events)
         else:
             group[node.name] = _group_seconds(log, events)
     if len(missing) == len(plan.graph.nodes):
         raise BadRun(f"{name} ran none of these nodes: {', '.join(missing)}; it is of another pipeline")
-    engine = [line["time/engine"] for line in log.metrics.values() if "time/engine" in line]
-    kept = [line["groups/kept"] for line in log.metrics.values() if "groups/kept" in line]
+    engine = [line[ENGINE] for line in log.metrics.values() if line.get(ENGINE) is not None]
+    kept = [line[KEPT] for line in log.metrics.values() if line.get(KEPT) is not None]
     steps = f"{len(log.metrics)} steps" if len(log.metrics) > 1 else "1 step"
     return Costs(
         source=f"measured in {steps} of {name}",
@@ -145,8 +156,34 @@ def measured(log: Log, plan: Plan, name: str, guess: Costs) -> Costs:
         sync_seconds=syncs,
         call_seconds=median(engine) / len(plan.graph.levels) if engine else guess.call_seconds,
         kept=_kept(log, plan, kept) if kept and plan.gate is not None else guess.kept,
-        notes=(f"{', '.join(missing)}: not in that run, so estimated",) if missing else (),
+        notes=tuple(_notes(log, plan, missing)),
     )
+
+
+def _notes(log: Log, plan: Plan, missing: Sequence[str]) -> Iterator[str]:
+    if missing:
+        yield f"{', '.join(missing)}: not in that run, so estimated"
+    if other := list(_otherwise(log.document, plan)):
+        yield f"measured with other settings, which may cost something else: {', '.join(other)}"
+
+
+def _otherwise(then: Document, plan: Plan) -> Iterator[str]:
+    """What costs of groups depend on and was not the same: settings of nodes, their models, the size of a group."""
+    if then.batch.group != plan.document.batch.group:
+        yield f"batch.group ({then.batch.group})"
+    for name, spec in then.models.items():
+        mine = plan.document.models.get(name)
+        if mine is not None and Path(spec.path).name != Path(mine.path).name:
+            yield f"models.{name}.path ({spec.path})"
+    for name, node in plan.graph.nodes.items():
+        if name in then.nodes and node.node is not None:
+            settings, old = node.node.model_dump(mode="json"), then.nodes[name].params
+            yield from (f"{name}.{key}" for key in settings if key in old and _given(old[key]) != _given(settings[key]))
+
+
+def _given(value: Any) -> Any:
+    """A setting without what is null in it, which a document leaves out."""
+    return {key: _given(one) for key, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 def _kept(log: Log, plan: Plan, kept: Sequence[float]) -> float:
@@ -177,12 +214,13 @@ class _Call:
     """Of each group, in seconds since they all began, in order."""
     tokens: float
     longest: float
-    """Tokens of the longest response, of the step; NaN where the run does not say."""
+    """Tokens of the longest response; NaN where the run does not say: it counts a step's, so of the rounds of a gate
+    only the first and largest one is known."""
 
 
-def _decoding(log: Log, events: Sequence[Mapping[str, Any]], guess: Decoding, *, gated: bool) -> Decoding:
+def _decoding(log: Log, events: Sequence[Mapping[str, Any]], guess: Decoding, gate: BoundNode | None) -> Decoding:
     """The speed of generation from its whole calls, and how many decoding steps each group took at that speed."""
-    calls = list(_calls(log, events, gated=gated))
+    calls = list(_calls(log, events, gate))
     if not calls:
         raise BadRun("its rollouts have left no trajectory")
     step_seconds, sequence_seconds = _speed(calls)
@@ -193,25 +231,33 @@ def _decoding(log: Log, events: Sequence[Mapping[str, Any]], guess: Decoding, *,
     )  # fmt: skip
 
 
-def _calls(log: Log, events: Sequence[Mapping[str, Any]], *, gated: bool) -> Iterator[_Call]:
+def _calls(log: Log, events: Sequence[Mapping[str, Any]], gate: BoundNode | None) -> Iterator[_Call]:
     blocks: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: float(event["end"])):
         blocks[event["step"], event["worker"]].append(event)
     num_groups = {step: sum(len(_uids(e)) for e in events if e["step"] == step) for step, _ in blocks}
+    decided = {(e["step"], uid): e["end"] for e in log.of(gate.name) for uid in _uids(e)} if gate is not None else {}
     for (step, _), found in blocks.items():
         tokens = _of(log.metrics[step], TOKENS) / max(1, num_groups[step])
-        longest = _of(log.metrics[step], LONGEST)
-        for call in _rounds(found) if gated else [found]:
+        for number, call in enumerate(_rounds(found, decided)):
+            longest = _of(log.metrics[step], LONGEST) if number == 0 else float("nan")
             start = call[0]["start"]
             ends = [event["end"] - start for event in call for _ in _uids(event)]
             if ends:
                 yield _Call(ends, tokens * len(ends), longest)
 
 
-def _rounds(blocks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    found: list[list[Mapping[str, Any]]] = []
-    for block in blocks:
-        if not found or block["start"] - found[-1][-1]["end"] > ROUND_SECONDS:
+def _rounds(
+    blocks: Sequence[Mapping[str, Any]], decided: Mapping[tuple[int, str], float]
+) -> list[list[Mapping[str, Any]]]:
+    """The blocks of a worker in a step, by round: the next one begins when the gate has decided on all groups so far.
+
+    `decided` says when that was, by step and group; without a gate all blocks are of one round.
+    """
+    found, ready = [[*blocks[:1]]], 0.0
+    for before, block in pairwise(blocks):
+        ready = max([ready, *(decided.get((block["step"], uid), float("inf")) for uid in _uids(before))])
+        if block["start"] >= ready:
             found.append([])
         found[-1].append(block)
     return found
@@ -223,9 +269,10 @@ def _speed(calls: Sequence[_Call]) -> tuple[float, float]:
     A call whose longest response has L tokens, and all of them together N, makes L steps: it takes L times the one and
     N times the other. Where the run does not tell, a step is a second.
     """
-    seconds = np.array([call.ends[-1] for call in calls])
-    longest, tokens = np.array([call.longest for call in calls]), np.array([call.tokens for call in calls])
-    if not np.isfinite(longest + tokens).all() or not longest.all():
+    told = [call for call in calls if np.isfinite(call.longest + call.tokens)]
+    seconds = np.array([call.ends[-1] for call in told])
+    longest, tokens = np.array([call.longest for call in told]), np.array([call.tokens for call in told])
+    if not told or not longest.all():
         return 1.0, 0.0
     alone = float(seconds @ longest / (longest @ longest))
     both = np.linalg.lstsq(np.stack([longest, tokens], axis=1), seconds, rcond=None)[0]
@@ -242,8 +289,9 @@ def _responses(call: _Call, step_seconds: float, sequence_seconds: float, log: L
     lasted = np.diff(ends, prepend=0.0)
     others = np.arange(len(ends), 0, -1)
     width = float(group)
+    most = group if sequence_seconds else float("inf")  # more would slow down others
     for _ in range(20):  # as many sequences as make the tokens that there are
         steps = np.cumsum(lasted / (step_seconds + sequence_seconds * width * others))
         if np.isfinite(call.tokens):
-            width = (width * call.tokens / max(float(steps.sum()), 1e-12)) ** 0.5
+            width = min(most, (width * call.tokens / max(float(steps.sum()), 1e-12)) ** 0.5)
     yield from (Response(max(float(each), 1e-6), width) for each in steps)

@@ -18,14 +18,14 @@ from flowrl.simulate.run import Outcome
 NONE = "–"
 
 
-def as_text(found: Comparison) -> str:
-    """The page of `flowrl plan --compare`."""
+def as_text(found: Comparison, width: int = WIDTH) -> str:
+    """The page of `flowrl plan --compare`; its charts are so wide."""
     sections = [
         [f"{found.name}: three schedules, simulated", size_in_words(found)],
         ["costs", *_costs(found.costs)],
         ["schedules", *table(rows(found), right=range(1, len(found.outcomes) + 1))],
         ["splits of separate_async", *table(split_rows(found), right=range(6))],
-        *([*_gantt(outcome)] for outcome in found.outcomes),
+        *([*_gantt(outcome, width)] for outcome in found.outcomes),
         [*_legend(found.own.plan)],
         [*wrapped(advice(found))],
     ]
@@ -108,11 +108,11 @@ def split_rows(found: Comparison) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _gantt(outcome: Outcome) -> Iterator[str]:
+def _gantt(outcome: Outcome, width: int) -> Iterator[str]:
     drawn, names = chart(outcome), letters(outcome.plan)
     steps = count(len(drawn.step_ends), "step")
     yield f"{drawn.title}: {steps} from step {drawn.first_step} on"
-    yield from (f"  {line}" for line in gantt(drawn, names, WIDTH - 2))
+    yield from (f"  {line}" for line in gantt(drawn, names, width - 2))
     if drawn.left_out:
         yield f"  and {count(drawn.left_out, 'worker')} more"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from flowrl.graph.bind import BoundNode
 from flowrl.graph.plan import Plan
@@ -109,9 +110,24 @@ def under(plan: Plan, team: Team, schedule: ScheduleSpec, steps: int) -> Plan:
 
 
 def schedules(plan: Plan) -> Iterator[ScheduleSpec]:
-    """The three of them; what the document says of asynchronous ones holds for both, and else what is usual."""
+    """The three of them; what the document says of asynchronous ones holds for both, and else what is usual.
+
+    Samples are never older than every node can use, as a run would be refused for (FR070).
+    """
     own = plan.document.schedule
-    shared = own.model_dump(include=set(AsyncSchedule.model_fields)) if isinstance(own, AsyncSchedule) else {}
+    if isinstance(own, AsyncSchedule):
+        shared = own.model_dump(include=set(AsyncSchedule.model_fields))
+    else:
+        shared = {"max_staleness": min([AsyncSchedule().max_staleness, *_usable(plan)])}
     yield SyncSchedule()
     yield ColocateAsyncSchedule(**shared)
     yield own if isinstance(own, SeparateAsyncSchedule) else SeparateAsyncSchedule(**shared)
+
+
+def _usable(plan: Plan) -> Iterator[int]:
+    """How old a sample may be for each node that bounds it."""
+    for node in plan.graph.nodes.values():
+        assert node.node is not None, "the plan was checked"
+        allowed = node.node.max_staleness()
+        if allowed < inf and not node.cls.corrections.keys() & node.reads.keys():
+            yield max(0, int(allowed))

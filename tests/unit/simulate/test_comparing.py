@@ -136,6 +136,17 @@ def test_a_line_of_the_chart_is_as_wide_as_asked_and_shows_who_works(found: Comp
     assert all(letters(plan)[node] in train for node in ("rollout", "old_logprob", "ref_logprob", "actor_update"))
 
 
+@pytest.mark.parametrize("columns", [10, 60, 80, 200])
+def test_charts_fit_the_terminal_and_are_at_most_as_wide_as_the_page(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = flowrl(str(DEFAULT), "--compare", "--steps", "4", "--device", "cpu")
+    lines = [line for line in out.splitlines() if line.startswith("  train/0")]
+    assert len(lines) == 3
+    assert {len(line) for line in lines[:2]} == {max(min(columns, 120), 2 + len("train/0  ") + 20)}
+
+
 def test_bars_that_touch_become_one_and_others_do_not() -> None:
     bars = [Bar("a", 0, 0.0, 1.0), Bar("a", 0, 1.1, 2.0), Bar("a", 0, 3.0, 4.0), Bar("b", 0, 4.0, 5.0)]
     assert list(merged(bars, 0.2)) == [Bar("a", 0, 0.0, 2.0), *bars[2:]]

@@ -17,6 +17,7 @@ from flowrl.cli import app
 from flowrl.simulate.costs import Observed
 from flowrl.simulate.estimate import estimate
 from flowrl.simulate.measured import BadRun, Log, measured, read_log
+from flowrl.spec.read import read_document
 
 STUBS = Path(__file__).parents[2] / "stub_nodes.py"
 GROUPS, SESSIONS = 4, 2
@@ -47,6 +48,16 @@ def document(tmp_path: Path | None = None, **schedule: Any) -> dict[str, Any]:
 
 
 PLAN = flowrl.Pipeline(document()).plan()
+RESOLVED = PLAN.document.model_copy(
+    update={
+        "nodes": {
+            name: spec.model_copy(update=node.model_dump(mode="json"))
+            for name, spec in PLAN.document.nodes.items()
+            if (node := PLAN.graph.nodes[name].node) is not None
+        }
+    }
+)
+"""As the folder of a run has it."""
 
 
 def event(node: str, step: int, start: float, end: float, groups: Sequence[str], worker: str = "train/0") -> Any:
@@ -56,7 +67,7 @@ def event(node: str, step: int, start: float, end: float, groups: Sequence[str],
 
 def log(events: Sequence[Any], **metrics: float) -> Log:
     steps = sorted({each["step"] for each in events})
-    return Log(PLAN.document, events, {step: {"step": step, **metrics} for step in steps})
+    return Log(RESOLVED, events, {step: {"step": step, **metrics} for step in steps})
 
 
 def rollout_events(step: int, ends: Sequence[float], start: float = 10.0) -> list[Any]:
@@ -107,7 +118,7 @@ def test_an_engine_of_known_speed_is_recognised(step_ms: float, sequence_ms: flo
             ends.append(time)
         events += rollout_events(step, ends, start=0.0)
         metrics[step] = {"rollout/tokens": SESSIONS * sum(groups), "rollout/response_length/max": max(groups)}
-    found = measured(Log(PLAN.document, events, metrics), PLAN, "r", estimate(PLAN, "cpu")).decoding["rollout"]
+    found = measured(Log(RESOLVED, events, metrics), PLAN, "r", estimate(PLAN, "cpu")).decoding["rollout"]
     assert isinstance(found.lengths, Observed)
     assert len(found.lengths.responses) == GROUPS * len(lengths)
     predicted = [
@@ -177,6 +188,8 @@ def test_costs_are_read_from_runs_under_sync_that_have_a_step(tmp_path: Path) ->
         ({"end": 0.0}, r"events\.jsonl, line 2, says that reward ended before it began: the clock was set back"),
         ({"start": "yesterday"}, r"events\.jsonl, line 2, is no event of a run"),
         ({"rows": None}, r"events\.jsonl, line 2, is no event of a run"),
+        ({"rows": [1, 2]}, r"events\.jsonl, line 2, is no event of a run"),
+        ({"start": float("nan")}, r"events\.jsonl, line 2, is no event of a run"),
     ],
 )
 def test_an_event_that_says_nothing_of_time_is_named(change: dict[str, Any], fault: str, tmp_path: Path) -> None:
@@ -199,3 +212,52 @@ def test_so_are_metrics_of_no_step(line: str, tmp_path: Path) -> None:
 def test_a_run_of_another_pipeline_says_nothing_of_this_one() -> None:
     with pytest.raises(BadRun, match="elsewhere ran none of these nodes: rollout, reward"):
         measured(log([event("judge", 2, 0.0, 1.0, ["u0"])]), PLAN, "elsewhere", estimate(PLAN, "cpu"))
+
+
+@pytest.mark.parametrize("value", ["a", -5.0, float("nan"), [1]])
+@pytest.mark.parametrize("name", ["time/engine", "rollout/tokens", "rollout/response_length/max", "groups/kept"])
+def test_a_metric_that_is_no_number_is_named(name: str, value: Any, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(document()))
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, name: value}) + "\n")
+    with pytest.raises(BadRun, match=rf"metrics\.jsonl, line 1, has no number for {name}"):
+        read_log(tmp_path)
+
+
+def test_rounds_of_a_gate_are_told_apart_by_its_decisions_and_not_by_pauses() -> None:
+    """Blocks that a busy machine sends late are of one round; the next one begins when the gate has decided on all."""
+    base = document()
+    base["nodes"]["gate"] = {"use": "filter.informative", "gate": "keep"}
+    plan = flowrl.Pipeline(base).plan()
+    events = list[Any]()
+    for step in (2, 3, 4):
+        first = [event("rollout", step, 0.5 * n + 0.2, 0.5 * n + 0.5, [f"u{step}s{n}"]) for n in range(4)]
+        again = [event("rollout", step, 2.5, 3.0, [f"u{step}s4"]), event("rollout", step, 3.2, 3.5, [f"u{step}s5"])]
+        gate = [event("gate", step, 0.9, 1.0, [f"u{step}s0"])]
+        gate += [event("gate", step, 2.1, 2.4, [f"u{step}s{n}" for n in (1, 2, 3)])]
+        events += [*first, *again, *gate, event("gate", step, 3.6, 3.7, [f"u{step}s4", f"u{step}s5"])]
+    counted = {"rollout/tokens": 6 * SESSIONS * 9.0, "rollout/response_length/max": 9.0, "groups/kept": 4.0}
+    found = measured(log(events, **counted), plan, "r", estimate(plan, "cpu"))
+    decoding = found.decoding["rollout"]
+    assert isinstance(decoding.lengths, Observed)
+    assert decoding.sequence_seconds == 0.0
+    assert decoding.step_seconds == pytest.approx(1.8 / 9)
+    lasted = [each.steps * decoding.step_seconds for each in decoding.lengths.responses[:6]]
+    assert lasted == pytest.approx([0.3, 0.8, 1.3, 1.8, 0.5, 1.0])
+    assert found.kept == pytest.approx(4 / 6)
+
+
+def test_costs_that_were_measured_with_other_settings_are_called_so(tmp_path: Path) -> None:
+    other = document()
+    other["batch"]["group"] = 16
+    other["nodes"]["rollout"]["max_tokens"] = 64
+    plan = flowrl.Pipeline(other).plan()
+    (tmp_path / "pipeline.yaml").write_text(flowrl.Pipeline(document()).resolved())
+    then = read_document(tmp_path / "pipeline.yaml").document
+    assert then is not None
+    events = [each for step in (1, 2) for each in rollout_events(step, [1.0] * GROUPS)]
+    run = Log(then, events, {step: {"step": step} for step in (1, 2)})
+    (lost, note) = measured(run, plan, "r", estimate(plan, "cpu")).notes
+    assert lost.endswith("not in that run, so estimated")
+    assert note == ("measured with other settings, which may cost something else: batch.group (2), rollout.max_tokens")
+    assert len(measured(run, PLAN, "r", estimate(PLAN, "cpu")).notes) == 1

@@ -234,6 +234,31 @@ def test_a_schedule_keeps_what_the_pipeline_says_of_it() -> None:
     assert apart is plan.document.schedule
 
 
+def test_no_schedule_is_shown_whose_samples_are_older_than_a_node_can_use() -> None:
+    default = Path(__file__).parents[3] / "pipelines" / "grpo_sync.yaml"
+    for allowed, slack in ((0, 0), (1, 1), (3, 1)):
+        plan = flowrl.load(default, sets=[f"nodes.actor_update.uncorrected_staleness={allowed}"]).plan()
+        _, *ahead = schedules(plan)
+        assert [getattr(schedule, "max_staleness", None) for schedule in ahead] == [slack, slack]
+
+
+def test_of_two_rollouts_what_is_trained_counts_whichever_ends_last() -> None:
+    """`remax` trains on the sampled responses; the greedy ones are three times as long here, and of no row that is."""
+    remax = Path(__file__).parents[3] / "pipelines" / "remax.yaml"
+    plan = flowrl.load(remax).plan()
+    base, team = team_of(plan)
+    little = dict.fromkeys(plan.graph.nodes, 0.01)
+    decoding = {
+        "rollout": Decoding(Observed((Response(100.0, 2.0),)), 0.01),
+        "greedy": Decoding(Observed((Response(300.0, 1.0),)), 0.01),
+    }
+    given = Costs("made up", little, decoding, little, 0.0)
+    for schedule, members in zip(schedules(base), (team.joined(), team.joined(), team.splits()[0]), strict=True):
+        found = simulate(under(base, members, schedule, 4), members, given)
+        assert {each.tokens for each in found.trained} == {200.0}
+        assert len(found.trained) == 4 * plan.document.batch.prompts
+
+
 def test_what_trains_on_nothing_of_its_own_cannot_be_compared() -> None:
     nodes = {name: node for name, node in document()["nodes"].items() if name not in ("update", "sync")}
     with pytest.raises(NotComparable, match="no model is trained on what it generates"):
