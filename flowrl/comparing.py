@@ -16,7 +16,7 @@ from flowrl.errors import PipelineError, RunError, nearest
 from flowrl.graph.plan import Plan
 from flowrl.graph.show.text import WIDTH
 from flowrl.run_files import known_runs, named_run
-from flowrl.simulate.compare import STEPS, Comparison, compare
+from flowrl.simulate.compare import Comparison, compare
 from flowrl.simulate.costs import Costs
 from flowrl.simulate.estimate import estimate
 from flowrl.simulate.measured import BadRun, measured, read_log
@@ -46,9 +46,7 @@ def compare_schedules(
     try:
         plan = pipeline.plan()
         with Console(stderr=True).status("") as line:
-            found = compare(
-                plan, costs_of(plan, wanted), wanted.steps or STEPS, lambda what: line.update(f"simulating {what}")
-            )
+            found = compare(plan, costs_of(plan, wanted), wanted.steps, lambda what: line.update(f"simulating {what}"))
     except PipelineError as error:
         return report(error.problems)
     except (BadRun, NotComparable) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,10 +12,10 @@ from flowrl.simulate.run import Outcome, simulate
 from flowrl.simulate.variants import Team, schedules, team_of, under
 from flowrl.spec.document import ScheduleSpec
 
-STEPS = 50
-"""Simulated, where nobody says how many."""
-SPLIT_STEPS = 20
-"""Simulated at most for a split that is only tried."""
+STEPS, FEWEST_STEPS, GROUPS = 50, 10, 5120
+"""Simulated, where nobody says how many: so many steps, fewer where these would be more groups than that."""
+SPLIT_SHARE = 0.4
+"""Of the steps, what is simulated for a split that is only tried."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,10 @@ class Comparison:
 
 
 def compare(
-    plan: Plan, costs_of: Callable[[Plan], Costs], steps: int = STEPS, tell: Callable[[str], None] = lambda what: None
+    plan: Plan,
+    costs_of: Callable[[Plan], Costs],
+    steps: int | None = None,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
     """Simulate a pipeline under every schedule, and `separate_async` with every split.
 
@@ -41,6 +45,7 @@ def compare(
     next. Raises `NotComparable`, and `RunError` where a run would fail.
     """
     base, team = team_of(plan)
+    steps = steps or min(STEPS, max(FEWEST_STEPS, GROUPS // plan.document.batch.prompts))
 
     def run(schedule: ScheduleSpec, members: Team, num_steps: int) -> Outcome:
         who = members.workers if members.shared else f"{members.training} + {members.rollout}"
@@ -54,7 +59,7 @@ def compare(
     has_split = isinstance(apart, own) and not team.shared
     teams = team.splits()
     teams += [team] if has_split and team not in teams else []
-    tried = {members: run(apart, members, min(steps, SPLIT_STEPS)) for members in teams}
+    tried = {members: run(apart, members, math.ceil(steps * SPLIT_SHARE)) for members in teams}
     chosen = team if has_split else min(tried, key=lambda members: tried[members].step_seconds)
     outcomes.append(run(apart, chosen, steps))
     tried[chosen] = outcomes[-1]

@@ -128,6 +128,9 @@ def _usable(plan: Plan) -> Iterator[int]:
     """How old a sample may be for each node that bounds it."""
     for node in plan.graph.nodes.values():
         assert node.node is not None, "the plan was checked"
-        allowed = node.node.max_staleness()
+        try:
+            allowed = node.node.max_staleness()
+        except Exception as error:  # the class may be a user's
+            raise NotComparable(f"nodes.{node.name}: max_staleness() of {node.use} raised {error!r}") from error
         if allowed < inf and not node.cls.corrections.keys() & node.reads.keys():
             yield max(0, int(allowed))

@@ -157,3 +157,27 @@ def test_the_plan_alone_imports_no_simulator() -> None:
     done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
     assert "flowrl.graph" in done.stderr
     assert not re.search(r"flowrl\.(simulate|engine|comparing)", done.stderr)
+
+
+def test_of_large_steps_fewer_are_simulated() -> None:
+    large = load(DEFAULT, sets=["batch.prompts=512"]).plan()
+    assert compare(large, lambda plan: estimate(plan, "cpu")).own.plan.document.run.steps == 10
+
+
+def test_a_bound_of_age_that_raises_is_said_under_sync_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from typing import NamedTuple\n"
+        "from flowrl import Node, Sample\n\n\n"
+        "class Half(Node):\n"
+        '    """Half of a reward."""\n\n'
+        "    class Out(NamedTuple):\n"
+        "        half: Sample[float]\n\n"
+        "    def max_staleness(self) -> float:\n"
+        '        raise ValueError("no idea")\n\n'
+        "    def run(self, reward: Sample[float]) -> Out:\n"
+        "        return self.Out(reward * 0.5)\n"
+    )
+    (tmp_path / "mine.yaml").write_text("extends: grpo_sync\nname: mine\nnodes: {half: {use: ./mine.py:Half}}\n")
+    code, _, err = flowrl(str(tmp_path / "mine.yaml"), "--compare")
+    assert code == 2
+    assert "error: nodes.half: max_staleness() of ./mine.py:Half raised ValueError('no idea')" in err
