@@ -166,13 +166,13 @@ class Dispatcher:
             call = asyncio.ensure_future(work)
             try:
                 ended = await self.ends_within(call, limit)
-                late = [uid for uid in uids if uid in progress.running(node.name)]
+                running = frozenset() if ended else progress.running(node.name)  # before any is given up
                 if not ended and spared:
                     self.arrivals.put_nowait(Late(node, workers[0], uids, progress))
                     await self.cluster.abort(workers[0], node.name, uids)
                     ended = await self.ends_within(call, ABORT_SECONDS)
                 if not ended:
-                    names = ", ".join(dict.fromkeys(workers))
+                    names, late = ", ".join(dict.fromkeys(workers)), [uid for uid in uids if uid in running]
                     raise RunError(f"no end within its timeout of {limit:g} s", node=node.name, worker=names, rows=late)
                 await call
             finally:

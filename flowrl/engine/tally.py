@@ -80,22 +80,25 @@ class Tally:
         metric of one of these names.
         """
         num_failed = sum(map(self.num_failed, self.failures))
-        values = {name: part.value for name, part in merge(chain.from_iterable(self._metrics.values())).items()}
+        parts = {node: merge(groups) for node, groups in self._metrics.items()}
+        values = {name: part.value for name, part in merge(reported.values() for reported in parts.values()).items()}
         measured = self._times(front, unended) | {"rows/failed": float(num_failed)}
         if "rollout/tokens" in values:
             measured["throughput/tokens_per_s"] = values["rollout/tokens"] / measured["time/step"]
-        measured |= self._staleness("actor") or self._staleness("rollout")
+        measured |= self._staleness("actor", parts) or self._staleness("rollout", parts)
         if taken := sorted(values.keys() & {*measured, "step"}):
             raise RunError(f"a node reports the metric '{taken[0]}', which the engine measures: give it another name")
         return values | measured
 
-    def _staleness(self, who: str) -> dict[str, float]:
-        """How far tokens lag behind the weights that their model had when the step began; nothing if nobody says."""
+    def _staleness(self, who: str, parts: Mapping[str, Mapping[str, Metric]]) -> dict[str, float]:
+        """How far tokens lag behind the weights that their model had when the step began; nothing if nobody says.
+
+        `parts` is what was reported, by node.
+        """
         lags: list[list[Metric]] = []
-        for node, groups in self._metrics.items():
-            version, parts = self._versions.get(node, 0), merge(groups)
-            if oldest := parts.get(f"{who}/policy_version/min"):
-                made = parts[f"{who}/policy_version/mean"]
+        for node, reported in parts.items():
+            if oldest := reported.get(f"{who}/policy_version/min"):
+                version, made = self._versions.get(node, 0), reported[f"{who}/policy_version/mean"]
                 mean = Metric("staleness/mean", version * made.weight - made.total, made.weight, "mean")
                 lags.append([mean, Metric("staleness/max", version - oldest.total, 1, "max")])
         return {name: part.value for name, part in merge(lags).items()}

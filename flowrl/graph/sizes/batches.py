@@ -195,18 +195,23 @@ def steps_of_run(node: BoundNode, document: Document) -> int:
     An update without the setting takes one for each batch.
     """
     whole = max(1, document.batch.prompts // document.updates_per_sync)
-    part = min(setting(node, names.MINIBATCH) or whole, whole)
-    of_step = -(-whole // part) * document.updates_per_sync * (setting(node, names.EPOCHS) or 1)
+    _, per_batch = _cut(whole, setting(node, names.MINIBATCH))
+    of_step = per_batch * document.updates_per_sync * (setting(node, names.EPOCHS) or 1)
     steps, waited, every = document.run.steps, setting(node, names.AFTER_STEP) or 0, node.spec.every
     return of_step * (steps // every - min(waited, steps) // every)
+
+
+def _cut(whole: int, part: int | None) -> tuple[int, int]:
+    """Prompts of a part of a batch, and how many parts there are: one where nobody says how large."""
+    part = min(part or whole, whole)
+    return part, -(-whole // part)
 
 
 def _passes(plan: Plan, node: BoundNode, lengths: Lengths) -> Passes:
     batch, updates = plan.document.batch, node.weights == "updates"
     whole = max(1, plan.groups_per_batch) if updates else batch.prompts
     part = setting(node, names.MINIBATCH) if updates else plan.canonical_groups.get(node.name)
-    part = min(part or whole, whole)
-    per_batch = -(-whole // part)
+    part, per_batch = _cut(whole, part)
     return Passes(
         node=node.name,
         updates=updates,
